@@ -30,7 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.report import print_table, write_json
-from open_instruct.rollouts.staleness import CONSUMED, FlowOptions, PromptFlow, PromptLedger
+from open_instruct.rollouts.prompt_ledger import CONSUMED, PromptLedger
+from open_instruct.rollouts.staleness import FlowOptions, PromptFlow
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_WARM_UP = 2

@@ -23,7 +23,7 @@ from open_instruct.data_types import (
     ShutdownSentinel,
     TokenStatistics,
 )
-from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.learners.train_actor import TrainRayActor
 from open_instruct.run import components, rollout_manager, wiring

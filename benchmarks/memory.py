@@ -97,7 +97,7 @@ def own_bytes(pid: int) -> int:
 def row(size: str, further: list[str]) -> dict[str, Any]:
     from open_instruct import grpo_fast
     from open_instruct.engines.engine_memory import engine_memory
-    from open_instruct.learners.memory import learner_memory
+    from open_instruct.learners.memory_estimate import learner_memory
 
     with tempfile.TemporaryDirectory() as directory:
         model, output = Path(directory, "model"), Path(directory, "run")

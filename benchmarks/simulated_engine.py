@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from open_instruct.rollouts.staleness import IssuedPrompt
+from open_instruct.rollouts.prompt_ledger import IssuedPrompt
 
 Spans = tuple[tuple[int, float], ...]
 """Versions, oldest first, and how many tokens each of them sampled."""

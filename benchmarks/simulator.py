@@ -22,17 +22,8 @@ import numpy as np
 from benchmarks.simulated_engine import Group, SimulatedEngine, Spans
 from benchmarks.simulated_world import Mark, Outcome, World
 from open_instruct.rollouts.message_queue import QueueItem, SampleBuffer
-from open_instruct.rollouts.staleness import (
-    CONSUMED,
-    FAILED,
-    RUN_ENDED,
-    ZERO_STD,
-    Assignment,
-    IssuedPrompt,
-    PromptFlow,
-    PromptLedger,
-    sample_age,
-)
+from open_instruct.rollouts.prompt_ledger import CONSUMED, FAILED, RUN_ENDED, ZERO_STD, IssuedPrompt, PromptLedger
+from open_instruct.rollouts.staleness import Assignment, PromptFlow, sample_age
 
 EVENTS_PER_GROUP = 400
 """A run with more of them makes no progress."""

@@ -1,4 +1,4 @@
-"""The one place where text becomes token ids: a model's tokenizer and chat template."""
+"""The one place where text becomes token ids, with a model's tokenizer and chat template."""
 
 import copy
 import re
@@ -10,31 +10,32 @@ if TYPE_CHECKING:
 
 THINK, END_THINK = "<think>", "</think>"
 OMISSION = "\n[…]\n"
-"""Takes the place of the middle of a text that was left out."""
+"""Replaces the middle of a text that was left out."""
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
-    """Spellings that a tokenizer takes for control tokens wherever they stand in a text, longest first."""
+    """Spellings that a tokenizer reads as control tokens anywhere in a text, longest first."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     spellings = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
     return tuple(sorted(filter(None, spellings), key=lambda spelling: (-len(spelling), spelling)))
 
 
 LITERAL = "\ue000"
-"""Stands around the number of a special token that a message spells out, so that it survives the chat template as text."""
+"""Marks both ends of the number of a special token that a message spells out, so that the token passes the chat template as
+text."""
 
 
 def hide_special_tokens(text: str, spellings: Sequence[str]) -> str:
-    """The text with each spelled-out special token replaced by its number in `spellings`, between two `LITERAL`."""
-    text = text.replace(LITERAL, "")  # of a private use area: no text has it but to deceive
+    """The text with each spelled-out special token replaced by its number in `spellings`, between two `LITERAL` marks."""
+    text = text.replace(LITERAL, "")  # a private-use character: a text contains it only to deceive
     if not any(spelling in text for spelling in spellings):
         return text
-    pattern = "|".join(re.escape(spelling) for spelling in spellings)  # the longest come first
+    pattern = "|".join(re.escape(spelling) for spelling in spellings)  # longest spellings first
     return re.sub(pattern, lambda match: f"{LITERAL}{spellings.index(match[0])}{LITERAL}", text)
 
 
 def show_special_tokens(text: str, spellings: Sequence[str]) -> str:
-    """What `hide_special_tokens` was given."""
+    """Undoes `hide_special_tokens`: puts the spellings back."""
     return _HIDDEN.sub(lambda match: spellings[int(match[1])] if int(match[1]) < len(spellings) else match[0], text)
 
 
@@ -78,8 +79,8 @@ class ChatCodec:
         return self.encode(rendered)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens around it. The backend is asked first, because the tokenizer's own call
-        takes five times as long."""
+        """Token ids of a text, without special tokens around it. Uses the backend if there is one, because the tokenizer's own
+        call takes five times as long."""
         if (backend := self._backend_for_whole_texts()) is not None:
             return backend.encode(text, add_special_tokens=False).ids
         return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -91,22 +92,22 @@ class ChatCodec:
         return self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
 
     def encode_hidden(self, text: str) -> list[int]:
-        """Token ids of a rendered prompt in which `hide_special_tokens` has hidden some: they become ordinary text."""
+        """Token ids of a rendered prompt in which `hide_special_tokens` has hidden special tokens: these become ordinary text."""
         token_ids: list[int] = []
         for number, part in enumerate(_HIDDEN.split(text)):
             token_ids += self._of_number(part) if number % 2 else self.encode(part)
         return token_ids
 
     def _of_number(self, digits: str) -> list[int]:
-        """Token ids of a hidden special token; of the marks themselves, if a model wrote them around any other number."""
+        """Token ids of a hidden special token. If a model wrote the marks around some other number: token ids of that text."""
         number = int(digits)
         if number < len(self._special_tokens):
             return self._as_text(self._special_tokens[number])
         return self.encode(f"{LITERAL}{digits}{LITERAL}")
 
     def encode_continued(self, text: str) -> list[int]:
-        """`encode_hidden` of a text that follows other tokens. Some tokenizers write a space before the first word of a text: not
-        here."""
+        """`encode_hidden` of a text that follows other tokens. Some tokenizers add a space before the first word of a text; this
+        method prevents that."""
         anchor = self._tokenizer.eos_token
         if not anchor or self._backend is None:
             return self.encode_hidden(text)
@@ -122,7 +123,7 @@ class ChatCodec:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, begins_turn: bool, tools: Sequence[Any] | None = None
     ) -> str:
-        """The chat template around messages; with `begins_turn` the model's next turn begins at the end."""
+        """The messages as the chat template renders them; with `begins_turn` the model's next turn begins at the end."""
         return str(
             self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=begins_turn, tools=list(tools) if tools else None
@@ -144,7 +145,7 @@ class ChatCodec:
         return self._special_tokens
 
     def decode_all(self, token_ids: list[int]) -> str:
-        """As text, with special tokens."""
+        """The tokens as text, with special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def _as_text(self, spelling: str) -> list[int]:
@@ -161,7 +162,7 @@ class ChatCodec:
         return self._of_spellings[spelling]
 
     def _backend_for_whole_texts(self) -> Any:
-        """The backend, without truncation and padding that an earlier call may have left in it; None if there is none."""
+        """The backend, after removing truncation and padding that an earlier call may have set; None if there is no backend."""
         if self._backend is not None:
             if self._backend.truncation is not None:
                 self._backend.no_truncation()
@@ -170,13 +171,13 @@ class ChatCodec:
         return self._backend
 
     def decode(self, token_ids: list[int]) -> str:
-        """As text, without special tokens."""
+        """The tokens as text, without special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def without_special_tokens(self, text: str) -> str:
         """The text without spelled-out special tokens, which would become real special tokens in a prompt.
 
-        Nor does a new special token form when one is taken out of the middle of another: `<|e<|end|>nd|>` leaves nothing.
+        Removing a special token from the middle of another never leaves a new special token: `<|e<|end|>nd|>` leaves nothing.
         """
         if not any(token in text for token in self._special_tokens):
             return text

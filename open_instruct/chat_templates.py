@@ -1,7 +1,7 @@
-"""Chat templates by name, under open-instruct's names and with the prompts that they make there.
+"""Chat templates by name. They have open-instruct's names and make the same prompts as there.
 
-Most are a text before the conversation, a form for each message, and the beginning of the model's turn. `chat_template` gives
-the Jinja that Transformers wants.
+Most consist of a text before the conversation, a form for each message, and the beginning of the model's turn. `chat_template`
+returns the Jinja text that Transformers needs.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,12 @@ CODE_FENCE = "```\npython\nCODE\n```"
 
 
 class UnknownTemplate(ValueError):
-    """There is no template of this name, or its file cannot be read. The text says what there is."""
+    """There is no template of this name, its file cannot be read, or it does not fit the tokenizer. The message says why."""
 
 
 @dataclass(frozen=True)
 class TokenizerSetup:
-    """How a run reads its tokenizer, beside its name. Every process of the run does it in this way."""
+    """How every process of a run sets up its tokenizer, in addition to the tokenizer's name."""
 
     template: str | None = None
     """Jinja text of the chat template; None: the tokenizer's own."""
@@ -87,7 +87,7 @@ def begins_with_bos(tokenizer: Any) -> bool:
 
 
 def chat_template(name: str) -> str:
-    """The Jinja text of a template that comes with the project, or of the file `name`."""
+    """The Jinja text of the project's template `name`, or of the file `name`."""
     if name in TEMPLATES:
         return TEMPLATES[name]()
     path = Path(name)
@@ -103,7 +103,7 @@ def chat_template(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A Jinja string."""
+    """The text as a Jinja string."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
 
 
@@ -112,7 +112,7 @@ def _said(text: str) -> str:
 
 
 def _plain(message: str, *, between: str, before: str = "", turn: str = "", ends: bool = False) -> Callable[[], str]:
-    """Messages one after another, all in the same form, which is a Jinja expression."""
+    """Messages one after another, all in the same form: `message`, a Jinja expression."""
     end = "{% if loop.last and not add_generation_prompt %}{{ eos_token }}{% endif %}" if ends else ""
     separator = "{% if not loop.first %}" + _said(between) + "{% endif %}"
     begin = "{% if loop.last and add_generation_prompt %}" + _said(turn) + "{% endif %}" if turn else ""
@@ -127,7 +127,7 @@ NAMED = "message['role'].capitalize() + ': ' + " + CONTENT
 def _marked(
     *, last_ends_alone: bool, before: str = "", turn: str = "", drops_thoughts: bool = False
 ) -> Callable[[], str]:
-    """Tulu's form: `<|user|>` on a line of its own, an end token after what the assistant says.
+    """Tulu's form: `<|user|>` on its own line, an end token after each message of the assistant.
 
     `last_ends_alone`: system and user have no end token, and the last message no new line behind its own.
     """
@@ -243,4 +243,4 @@ TEMPLATES: dict[str, Callable[[], str]] = {
     "r1_simple_chat_postpend_think_tool_vllm": _plain(ORZ_LINES, between="\n\n", before=R1_WITH_CODE, turn=THINKS),
     "qwen_instruct_user_boxed_math": _qwen_boxed,
 }
-"""By name, open-instruct's own: a function that gives the Jinja text."""
+"""Functions that return the Jinja text, by open-instruct's name of the template."""

@@ -1,7 +1,7 @@
-"""Every message that travels between processes. Read this first.
+"""Every message that processes send to each other. Read this first.
 
 Messages are frozen dataclasses that hold numpy arrays and plain Python values: token ids and log-probs, never text that has
-to be tokenized again, and never torch tensors. Arrays that come out of Ray are read-only, so copy them when a batch is built.
+to be tokenized again, and never torch tensors. Arrays from Ray are read-only, so copy them when a batch is built.
 
 Shapes: B rows, T tokens, Q prompt tokens, R response tokens, G samples of one prompt.
 """
@@ -16,12 +16,12 @@ import numpy as np
 TRAIN = "TRAIN"
 """Marker of a prompt or result that belongs to training."""
 EVAL = "EVAL"
-"""Marker of a prompt or result that belongs to an evaluation: it never enters a training batch."""
+"""Marker of a prompt or result that belongs to an evaluation and never enters a training batch."""
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How one group is sampled. Log-probs are always returned, and are those of the distribution that was sampled from."""
+    """How to sample one group. Log-probs are always returned, under the distribution that was sampled from."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -31,11 +31,11 @@ class SamplingConfig:
     n: int = 1
     """Samples per prompt (G)."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response, besides the model's own end token."""
+    """Strings that end a response, in addition to the model's own end token."""
     ignore_eos: bool = False
     """Sample `max_tokens` tokens even if the model ends its response. For benchmarks, which need responses of one length."""
     seed: int | None = None
-    """With a seed, the samples of the group depend neither on the engine that draws them nor on what else the engine is doing."""
+    """With a seed, the samples of the group do not depend on the engine that draws them, nor on the engine's other work."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class PromptRequest:
     prompt_id: str
     """Unique within a run and its resumptions. The ledger's key."""
     issue_version: int
-    """The version that engines had, or were just being sent, when the prompt was issued. An engine begins the prompt with this
-    version or a newer one. For an evaluation the version that it measures."""
+    """The version that engines had, or were about to receive, when the prompt was issued. An engine begins the prompt with this
+    version or a newer version. For an evaluation: the version that it measures."""
     marker: str = TRAIN
     task: Any = None
-    """What the workflow has to know besides the prompt and the sampling (`Workflow.task`)."""
+    """What the workflow has to know in addition to the prompt and the sampling (`Workflow.task`)."""
 
     @property
     def is_eval(self) -> bool:
@@ -62,7 +62,7 @@ class PromptRequest:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time: Unix time for people to read, and a monotonic clock, which nobody sets, to measure the seconds since."""
+    """A point in time: Unix time for people to read, and a monotonic clock, which is never set, to measure the seconds since."""
 
     unix: float = field(default_factory=time.time)
     _clock: float = field(default_factory=time.monotonic)
@@ -74,21 +74,21 @@ class Moment:
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """What generating one group cost."""
+    """The cost of generating one group."""
 
     num_prompt_tokens: int
     """Tokens of the prompt, counted once."""
     num_response_tokens: int
-    """Tokens of all G responses together, and of the turns that were sampled on the way to them."""
+    """Tokens of all G responses together, and of the turns that were sampled before them."""
     generation_time: float
     """Seconds from the moment when the engine admitted the prompt to the last token of the group."""
     start_time: float
     """Unix time at which the engine admitted the prompt."""
     tool_time: float = 0.0
-    """Seconds in which the rollout waited for tools and environments alone, and the engine computed nothing for it."""
+    """Seconds in which the rollout waited only for tools and environments, and the engine computed nothing for it."""
     num_preempted: int | None = None
-    """How often the engine preempted samples of the group to make room for others. None: not known, because vLLM counts
-    preemptions only with its statistics on, and our engines leave statistics off."""
+    """How often the engine preempted samples of the group to make room for other samples. None: not known, because vLLM counts
+    preemptions only if its statistics are on, and our engines leave them off."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,16 @@ class Completion:
     finish_reason: str
     """`stop`, `length` or `abort`."""
     version_spans: list[tuple[int, int]]
-    """Pairs `(weight version, number of tokens)` in order. `[(3, 10), (4, 2)]`: version 3 sampled the first ten tokens, version 4
-    the last two. The numbers add up to R."""
+    """Pairs `(weight version, number of tokens)` in order. Example: with `[(3, 10), (4, 2)]` version 3 sampled the first ten
+    tokens and version 4 the last two. The numbers of tokens add up to R."""
     kv_age: int | None = None
-    """The version that sampled the newest token minus the oldest version whose keys and values it attended to (`kv_ages.py`).
-    None: not known."""
+    """The version that sampled the newest token minus the oldest version whose keys and values the response attended to
+    (`kv_ages.py`). None: not known."""
 
 
 @dataclass(frozen=True)
 class TeacherLogprobs:
-    """What a teacher says of a response, at each of its R tokens."""
+    """A teacher's log-probs at each of the R tokens of a response."""
 
     top_ids: np.ndarray  # (R, K) int32: the teacher's likeliest tokens
     top_logprobs: np.ndarray  # (R, K) float32; -inf where the teacher names fewer than K tokens
@@ -118,7 +118,7 @@ class TeacherLogprobs:
 
 @dataclass(frozen=True)
 class Sample:
-    """One response to train on or to measure, with the prompt that the engine had."""
+    """One response to train on or to measure, with the prompt that the engine was given."""
 
     prompt_ids: np.ndarray  # (Q,) int32
     response_ids: np.ndarray  # (R,) int32
@@ -131,33 +131,33 @@ class Sample:
     group: int = 0
     """Number of the sample's group. Samples of one rollout with the same number are each other's baseline."""
     kind: str = ""
-    """Kind of the response, where a workflow has several kinds, such as `reasoning` and `summarization`."""
+    """Kind of the response, if the workflow has several kinds, such as `reasoning` and `summarization`."""
     number: int = 0
-    """Number of the turn among the turns of its kind, from 1: the third reasoning turn has 3. 0 where turns are not numbered."""
+    """Number of the turn among the turns of its kind, from 1: the third reasoning turn has 3. 0 if turns are not numbered."""
     weight: float = 1.0
     """Weight of the sample's tokens in the loss; 0 leaves the sample out."""
     is_judged: bool = True
     """Whether a verifier scores the sample. If not, its reward is `reward` or comes from `Workflow.rewards`."""
     reward: float | None = None
-    """Reward in [0, 1], where the workflow knows it. None: not known yet, which never counts as 0."""
+    """Reward in [0, 1], if the workflow knows it. None: not known yet, which never counts as 0."""
     teacher: TeacherLogprobs | None = None
-    """What the teacher says of the response; None without a teacher, and until it was asked."""
+    """The teacher's log-probs of the response; None without a teacher, and until the teacher has read the response."""
     answer_start: int = 0
-    """Position in the response from which on a verifier reads: in a conversation, where the model's last turn begins."""
+    """Position in the response where a verifier begins to read: in a conversation, the beginning of the model's last turn."""
     environment_reward: float | None = None
-    """What the environments of a conversation gave, beside the verifier; None: there was no environment, or it gave nothing."""
+    """Reward of a conversation's environments, in addition to the verifier's; None: there was no environment, or it gave none."""
     goes_on: bool = False
-    """Whether the sample's conversation goes on in the next sample, from a prompt that the chat template made anew. Such a sample
-    has the reward, and the advantage, of the sample in which its conversation ends."""
+    """Whether the sample's conversation continues in the next sample, from a prompt that the chat template rendered again. Such a
+    sample has the reward and the advantage of the sample in which its conversation ends."""
     kv_age: int | None = None
-    """As in `Completion`; of a conversation, that of its turn with the oldest keys and values."""
+    """As in `Completion`; for a conversation, the age of the turn with the oldest keys and values."""
     parent: int = -1
-    """Position, among the samples of the rollout, of the sample whose text stands in this sample's prompt; -1: there is none."""
+    """Position, among the samples of the rollout, of the sample whose text is in this sample's prompt; -1: there is none."""
 
     @property
     def answer_ids(self) -> np.ndarray:
-        """What a verifier reads: from `answer_start` to the last token that the policy sampled. What a tool has said after it is
-        nobody's answer."""
+        """The token ids that a verifier reads: from `answer_start` to the last token that the policy sampled. Text that a tool
+        has inserted after that is not part of the answer."""
         sampled = range(len(self.response_ids)) if self.loss_mask is None else np.flatnonzero(self.loss_mask)
         return self.response_ids[self.answer_start : sampled[-1] + 1 if len(sampled) else 0]
 
@@ -219,12 +219,12 @@ class GenerationResult:
 
     @property
     def oldest_version(self) -> int:
-        """The oldest version that sampled a token of the group. Without a token: the version served at the prompt's issue."""
+        """The oldest version that sampled a token of the group. If there is no token: the prompt's `issue_version`."""
         return min(self._versions(), default=self.issue_version)
 
     @property
     def newest_version(self) -> int:
-        """The newest version that sampled a token of the group. Without a token: the version served at the prompt's issue."""
+        """The newest version that sampled a token of the group. If there is no token: the prompt's `issue_version`."""
         return max(self._versions(), default=self.issue_version)
 
     def _versions(self) -> Iterator[int]:
@@ -248,10 +248,10 @@ class TrainingSample:
     weight: float = 1.0
     """Weight of the response's tokens in the loss."""
     inserted: np.ndarray | None = None
-    """(R,) bool: True on tokens that a workflow inserted and whose cross-entropy is trained on (`--ce_coef`); None: there are
-    none."""
+    """(R,) bool: True on tokens that a workflow inserted and whose cross-entropy is trained on (`--ce_coef`); None: there are no
+    such tokens."""
     teacher: TeacherLogprobs | None = None
-    """What the teacher says of the response; None without a teacher."""
+    """The teacher's log-probs of the response; None without a teacher."""
 
     def __len__(self) -> int:
         return len(self.query) + len(self.response)
@@ -261,9 +261,9 @@ class TrainingSample:
 class CollatedBatchData:
     """One micro-batch: B rows of T tokens, right-padded or packed. The learner treats both kinds alike.
 
-    A token attends to the earlier tokens of its own sequence and to no others, because padding stands to the right of a sequence,
-    and in a packed row `position_ids` start again at 0 with each sequence. Where responses share a prompt (`shared_prompts.py`),
-    `segments` and `branches` say who attends to whom. Entry `t` of every array belongs to token `t` of `query_responses`.
+    A token attends only to earlier tokens of its own sequence, because padding is on the right of a sequence, and in a packed row
+    `position_ids` start again at 0 with each sequence. Where responses share a prompt (`shared_prompts.py`), `segments` and
+    `branches` say which tokens attend to which. Entry `t` of every array belongs to token `t` of `query_responses`.
     """
 
     query_responses: np.ndarray  # (B, T) int32
@@ -279,7 +279,7 @@ class CollatedBatchData:
     teacher_top_logprobs: np.ndarray | None = None  # (B, T, K) float32, -inf outside responses
     teacher_logprobs: np.ndarray | None = None  # (B, T) float32
     segments: np.ndarray | None = (
-        None  # (B, T) int32, from 1: tokens of one number share a prompt; None: no prompt is shared
+        None  # (B, T) int32, from 1: tokens with the same number share a prompt; None: no prompt is shared
     )
     branches: np.ndarray | None = None  # (B, T) int32: 0 on shared prompts, the number of the response from 1 elsewhere
     predictors: np.ndarray | None = None  # (B, T) int32: column of the token before each token in its sequence
@@ -295,7 +295,7 @@ class MiniBatch:
     """One rank's share of one optimizer step."""
 
     micro_batches: list[CollatedBatchData]
-    """The same number on every rank. A rank with less data gets micro-batches without a trained token in addition."""
+    """The same number on every rank. A rank with less data gets additional micro-batches without trained tokens."""
     num_global_tokens: int
     """Trained tokens of this optimizer step over all ranks."""
     num_global_sequences: int = 0
@@ -306,7 +306,7 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The data of one training step, or a partial batch of it, on its way to the learners. The step loop sees
+    """The data of one training step, or a partial batch of it, on its way to the learners. The step loop handles only
     references, never the samples."""
 
     training_step: int
@@ -320,7 +320,7 @@ class RolloutBatch:
     """Whether the step is complete with this partial batch, so that the learners make their optimizer step."""
     num_global_tokens: int = 0
     """Trained tokens of the whole step over all ranks. Only the last partial batch has it. The controller sends no step without a
-    token; if the number is 0 the learners make no optimizer step, because momentum alone would move the weights."""
+    token. If the number is 0 nevertheless, the learners make no optimizer step, because momentum would move the weights."""
     num_global_sequences: int = 0
     """Responses with a trained token in the whole step over all ranks. Only the last partial batch has it."""
     num_samples: int = 0
@@ -331,7 +331,8 @@ class RolloutBatch:
 
 @dataclass(frozen=True)
 class Box:
-    """Carries a Ray object reference unchanged. Ray would replace a bare reference that is an argument of a call by its value."""
+    """Carries a Ray object reference unchanged. If a call had the bare reference as an argument, Ray would replace it by its
+    value."""
 
     inner: object
     """Reference to a `RolloutBatch`."""

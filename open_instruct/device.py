@@ -1,7 +1,7 @@
-"""The one place where CPU and GPU differ. All other code asks a `Device` and has no branch of its own, but for kernels that look
-where their tensors lie (`learners/cpu_linear.py`, `learners/shared_attention.py`).
+"""The one place where CPU and GPU differ. All other code asks a `Device` and has no branches of its own, except kernels that
+check the device of their tensors (`learners/cpu_linear.py`, `learners/shared_attention.py`).
 
-The driver finds the device out once and hands it to the actors, because an actor that was given no GPU sees no GPU and
+The driver determines the device once and passes it to the actors, because an actor that was given no GPU sees no GPU and
 would answer differently.
 """
 
@@ -21,60 +21,60 @@ if TYPE_CHECKING:
     import torch
 
 WORKERS_PER_CORE = 4
-"""Most worker processes per CPU core; beyond that they only wait for each other."""
+"""Most worker processes per CPU core. More processes would only wait for each other."""
 CPU_BATCHED_TOKENS = 8192
 """Most tokens of one engine step on CPU."""
 CPU_KV_CACHE_BYTES = 2**30
 """Key-value cache of one engine on CPU."""
 CPU_KERNELS = "open_instruct_cpu"
-"""The name in vLLM of the implementations in `engines/cpu_kernels.py`."""
+"""The name under which vLLM knows the implementations in `engines/cpu_kernels.py`."""
 CPU_NORMS = "rms_norm", "fused_add_rms_norm"
 """vLLM's operations that have such an implementation."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""Executor on CPU that has the model in the process of the engine core. By default (vLLM 0.32) the model has a process of its
-own, and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""
+"""Executor on CPU that runs the model in the process of the engine core. By default (vLLM 0.32) the model has a separate process,
+and the two processes wait for each other by spinning, which takes several times the CPU time on two cores."""
 ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 JEMALLOC_OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
-"""Freed memory is kept for the next allocation. By default it goes back to the kernel, which hands out each page anew."""
+"""Keeps freed memory for the next allocation. By default jemalloc returns it to the kernel and has to request each page again."""
 CPU_QUOTAS = (
     ("/sys/fs/cgroup", "cpu.max"),
     ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
 )
-"""Where a container's limit of CPU time stands, in versions 2 and 1 of Linux's control groups: a directory and its files.
+"""The files that hold a container's limit of CPU time, in versions 2 and 1 of Linux's control groups: a directory and its files.
 Together the files hold the microseconds that may be used, and the period: 250000 and 100000 are two and a half cores."""
 SPIN_COUNT = "3000"
-"""How often a thread that waits for the other threads of its process looks, before it sleeps, where cores are shared. By default
-it looks for milliseconds, although the thread that it waits for may need this very core."""
+"""Where cores are shared: how often a thread that waits for other threads of its process checks for them before it sleeps. By
+default it checks for milliseconds, although the thread that it waits for may need this very core."""
 SHARED_MEMORY = "/dev/shm"
 ENOUGH_SHARED_BYTES = 2**30
-"""Containers have 64 MiB of shared memory unless told otherwise."""
+"""On GPU, less shared memory than this gives a warning. Containers have 64 MiB by default."""
 GPUS_OF_A_NODE = 8
-"""Taken to be there where the driver's own node has none."""
+"""Number of GPUs that a node is assumed to have if the driver's own node has none."""
 WORKER_BYTES = 2 * 2**30
-"""Memory that a learner or an engine takes on CPU before it holds a model worth speaking of."""
+"""Memory that a learner or an engine takes on CPU with only a tiny model."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a run computes on, and every answer that depends on it."""
+    """The device that a run computes on, and every answer that depends on it."""
 
     kind: Kind
     dtype: str
     """Name of the torch dtype of weights and activations, such as `bfloat16`."""
     attn_implementation: str
-    """As Transformers calls it."""
+    """Transformers' name of the attention."""
     colocated: bool = False
     """Learners and engines share devices."""
     chosen_transport: WeightTransport | None = None
-    """How weights come to the engines; None is what fits the device."""
+    """How weights are sent to the engines; None is the transport that fits the device."""
     workers_at_once: int | None = None
-    """Workers of engines that compute at the same time, where learners and engines take turns; None where they do not."""
+    """If learners and engines take turns: the number of engine workers that compute at the same time; otherwise None."""
     learners_at_once: int | None = None
-    """Learners that compute at the same time, where learners and engines take turns; None where they do not."""
+    """If learners and engines take turns: the number of learners that compute at the same time; otherwise None."""
     shares_cores: bool = False
-    """Learners and engines divide the cores among those that compute at the moment (`system/shared_cores.py`). Not where they
-    take turns, because sums of gradients round differently with another number of threads, and a run on policy gives the same
-    numbers bit for bit."""
+    """The learners and engines that compute at the moment divide the cores among themselves (`system/shared_cores.py`). False if
+    learners and engines take turns: an on-policy run must give the same numbers bit for bit, but sums of gradients round
+    differently with another number of threads."""
 
     @property
     def torch_dtype(self) -> "torch.dtype":
@@ -89,21 +89,21 @@ class Device:
 
     @property
     def learner_device(self) -> "torch.device":
-        """Where a learner's tensors live. Ray shows each actor its own GPU alone, as number 0."""
+        """The device of a learner's tensors. Ray shows each actor only its own GPU, as number 0."""
         import torch
 
         return torch.device("cuda", 0) if self.kind == "cuda" else torch.device("cpu")
 
     @property
     def learner_env(self) -> dict[str, str]:
-        """Environment of a learner's process, to be set before DeepSpeed is imported and before the GPU is used."""
+        """Environment variables of a learner's process, to be set before DeepSpeed is imported and before the GPU is used."""
         if self.kind == "cpu":
             return {"DS_ACCELERATOR": "cpu"}
         return _without_expandable_segments() if self.weight_transport == "ipc" else {}
 
     @property
     def has_faster_layers(self) -> bool:
-        """Whether learners replace layers of the model by faster ones of this project (`learners/cpu_linear.py`,
+        """Whether learners replace layers of the model by faster layers of this project (`learners/cpu_linear.py`,
         `learners/cpu_norms.py`)."""
         return self.kind == "cpu"
 
@@ -114,16 +114,16 @@ class Device:
 
     @property
     def logits_at_once(self) -> int:
-        """Logits that a learner holds at a time, in float32 and about three copies: 64 MiB a copy on CPU, 512 MiB on GPU.
+        """Logits that a learner holds at a time, in float32 and about three copies: 64 MiB per copy on CPU, 512 MiB on GPU.
 
-        Each chunk reads and writes the gradient of the whole head, so small chunks cost time: with a vocabulary of
+        Each chunk reads and writes the gradient of the whole head, so small chunks cost time. Example: with a vocabulary of
         152 k, 2**24 logits are 110 tokens.
         """
         return 2**24 if self.kind == "cpu" else 2**27
 
     @property
     def doubts(self) -> list[str]:
-        """Warnings about this machine, given before anything starts: what may make a run fail."""
+        """Warnings about properties of this machine that may make a run fail, given before anything starts."""
         shared = shutil.disk_usage(SHARED_MEMORY).total if self.kind == "cuda" else ENOUGH_SHARED_BYTES
         if shared >= ENOUGH_SHARED_BYTES:
             return []
@@ -134,12 +134,13 @@ class Device:
 
     @property
     def has_streams(self) -> bool:
-        """Whether communication and fused kernels can run beside computation."""
+        """Whether communication and fused kernels can run in parallel with computation."""
         return self.kind == "cuda"
 
     @property
     def weight_transport(self) -> WeightTransport:
-        """How weights come to the engines, unless it was chosen. NCCL cannot join two processes on one GPU, hence `ipc`."""
+        """How weights are sent to the engines: as chosen, or as fits the device. NCCL cannot join two processes on one GPU, hence
+        `ipc`."""
         if self.chosen_transport is not None:
             return self.chosen_transport
         if self.kind == "cpu":
@@ -148,43 +149,43 @@ class Device:
 
     @property
     def collation_layout(self) -> Literal["padded", "packed"]:
-        """Packed rows pay off only where attention skips the pairs of tokens that lie in different sequences."""
+        """Packed rows pay off only if attention skips pairs of tokens from different sequences."""
         return "packed" if self.attn_implementation == "flash_attention_2" else "padded"
 
     @property
     def threads_per_worker(self) -> int | None:
-        """Threads of an engine's worker; None leaves torch's choice.
+        """Threads of an engine's worker; None leaves the choice to torch.
 
-        On CPU 1, because an engine and a learner with a thread per core each are several times slower than with one thread each.
-        Where they take turns, those that compute share the cores; else the number changes while they compute (`shares_cores`).
+        On CPU it is 1, because an engine and a learner with one thread per core each are several times slower than with one
+        thread each. If they take turns, the workers that compute share the cores. With `shares_cores` the number changes later.
         """
         return None if self.kind == "cuda" else _share_of_cores(self.workers_at_once)
 
     @property
     def threads_per_learner(self) -> int | None:
-        """Threads that a learner starts with, for `torch.set_num_threads`; None leaves torch's choice."""
+        """Threads that a learner starts with, for `torch.set_num_threads`; None leaves the choice to torch."""
         return None if self.kind == "cuda" else _share_of_cores(self.learners_at_once)
 
     @property
     def place_resources(self) -> dict[str, float]:
-        """Ray resources of one place: of a learner, or of one worker of an engine."""
-        # Ray counts cores. If each worker took a whole core, most actors would wait for ever on a laptop. With four workers a
-        # core, a fifth of a core each leaves a fifth of the machine for the other actors.
+        """Ray resources of one place: for a learner, or for one worker of an engine."""
+        # Ray counts cores. If each worker took a whole core, most actors would wait for ever on a laptop. With four workers per
+        # core at a fifth of a core each, a fifth of the machine is left for the other actors.
         return {"CPU": 0.2} if self.kind == "cpu" else {"CPU": 1.0, "GPU": 1.0}
 
     @property
     def places_per_core(self) -> int:
-        """Places that share a core that a worker would rather have for itself."""
+        """Places that share a core, although a worker would be faster with a core for itself."""
         return 5 if self.kind == "cpu" else 1
 
     @property
     def actor_env(self) -> dict[str, str]:
-        """Environment of every actor that computes."""
+        """Environment variables of every actor that computes."""
         env = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "TOKENIZERS_PARALLELISM": "false"}
         if self.kind == "cpu":
             spin = _unless_set_by_user({"GOMP_SPINCOUNT": SPIN_COUNT}) if self.shares_cores else {}
             return env | spin | {"OMP_NUM_THREADS": str(self.threads_per_worker)}
-        # Ray would set OMP_NUM_THREADS to the CPUs that an actor asks for, which is 1, so loading and copies would use one core.
+        # Ray would set OMP_NUM_THREADS to the CPUs that an actor asks for, which is 1. Loading and copies would use one core.
         threads = max(num_cores() // (self.num_places or GPUS_OF_A_NODE), 1)
         return env | _unless_set_by_user({"OMP_NUM_THREADS": str(threads)})
 
@@ -196,16 +197,16 @@ class Device:
             return {"gpu_memory_utilization": gpu_memory_utilization}
         kernels = {"ir_op_priority": {key: [CPU_KERNELS, "native"] for key in CPU_NORMS}} if enforce_eager else {}
         return kernels | {
-            # Prompts in one piece, because a sampler with a seed cannot take back what it drew for a piece (vLLM 0.32 on CPU).
+            # Prompts in one chunk, because a sampler with a seed cannot take back what it drew for a chunk (vLLM 0.32 on CPU).
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, max_model_len),
             "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,  # by default vLLM takes a share of the whole machine
         }
 
     def engine_env(self, *, enforce_eager: bool, ready_timeout_s: float) -> dict[str, str]:
-        """Environment of an engine's process, to be set before vLLM is imported. What the user has set wins."""
-        env = {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ready_timeout_s))}  # by default 600, however long we wait
-        if self.weight_transport in SHARES_HANDLES:  # msgpack alone refuses handles of shared memory
+        """Environment variables of an engine's process, to be set before vLLM is imported. Values that the user has set win."""
+        env = {"VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(ready_timeout_s))}  # by default 600, whatever our own limit
+        if self.weight_transport in SHARES_HANDLES:  # plain msgpack refuses handles of shared memory
             env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.kind == "cuda":
             if (
@@ -218,26 +219,26 @@ class Device:
 
     @property
     def executor_of_one_worker(self) -> str | None:
-        """vLLM's executor of an engine without tensor parallelism; None is vLLM's choice, which is one process on GPU."""
+        """vLLM's executor for an engine without tensor parallelism; None is vLLM's choice, which is one process on GPU."""
         return None if self.kind == "cuda" else ONE_PROCESS
 
     @property
     def server_words(self) -> list[str]:
-        """Words of the command line of vLLM's server that depend on the device; on CPU it is eager."""
+        """Command-line arguments of vLLM's server that depend on the device; on CPU the server is eager."""
         if self.kind == "cuda":
             return []
-        # Prompts in one piece and the model in the engine's process, as above.
+        # Prompts in one chunk and the model in the engine's process, as above.
         words = ["--dtype", self.dtype, "--enforce-eager", "--no-enable-chunked-prefill"]
         return [*words, "--distributed-executor-backend", ONE_PROCESS]
 
     def server_env(self, *, gpu: int) -> dict[str, str]:
-        """Variables to add to the environment of a server's process. What the user has set wins.
+        """Variables to add to the environment of a server's process. Values that the user has set win.
 
         Args:
-            gpu: number of the GPU to use, if there is any, among those that this process may use.
+            gpu: number of the GPU to use, if there is any, among the GPUs that this process may use.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: `CUDA_VISIBLE_DEVICES` names fewer GPUs.
         """
         if self.kind == "cuda":
             visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -265,12 +266,12 @@ class Device:
 
     @property
     def can_release_memory(self) -> bool:
-        """Whether an engine that sleeps gives memory back (vLLM 0.32: not on CPU)."""
+        """Whether an engine that sleeps releases memory (vLLM 0.32: not on CPU)."""
         return self.kind == "cuda"
 
     @property
     def num_places(self) -> int:
-        """Workers that this machine has room for: one per GPU, or as many as cores and memory allow."""
+        """Number of workers that this machine has room for: one per GPU, or as many as cores and memory allow."""
         if self.kind == "cuda":
             import torch
 
@@ -290,32 +291,32 @@ def places_explained(device: Device) -> str:
 
 
 def allocator_env(device: Device) -> dict[str, str]:
-    """Environment that learners and engines start with so that they allocate with jemalloc, which Ray brings along; empty on GPU,
-    where torch has an allocator of its own, and where the user preloads a library.
+    """Environment variables that make learners and engines allocate with jemalloc, which is part of Ray. Empty on GPU, because
+    torch has its own allocator there, and if the user preloads a library.
 
-    Torch asks for aligned memory, and glibc's `posix_memalign` does not hand out a freed block of that very size again. With
-    micro-batches of many lengths a learner would come to hold several times what its tensors take (`benchmarks/allocators.py`),
-    and an engine would hold two more copies of the model once it has received weights.
+    Torch asks for aligned memory, and glibc's `posix_memalign` does not reuse a freed block of the same size. With micro-batches
+    of many lengths a learner would end up with several times the memory of its tensors (`benchmarks/allocators.py`), and an
+    engine would hold two more copies of the model once it has received weights.
     """
     ray = find_spec("ray")
     library = Path(ray.origin if ray and ray.origin else "").parent / "core/libjemalloc.so"
-    # On other processors a page can be larger than jemalloc was built for, and then no process starts.
+    # On other processors a page can be larger than jemalloc was built for. Then no process would start.
     if device.kind == "cuda" or "LD_PRELOAD" in os.environ or platform.machine() != "x86_64" or not library.is_file():
         return {}
     return {"LD_PRELOAD": str(library), **_unless_set_by_user({"MALLOC_CONF": JEMALLOC_OPTIONS})}
 
 
 def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:
-    """Environment that an engine on CPU needs, in an actor and in a server."""
+    """Environment variables that an engine on CPU needs, in an actor and in a server."""
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # otherwise tensor parallelism fails to bind its workers
-    if enforce_eager:  # vLLM compiles its sampler all the same: ten seconds in the first step
+    if enforce_eager:  # otherwise vLLM still compiles its sampler: ten seconds in the first step
         env["TORCHDYNAMO_DISABLE"] = "1"
     return env
 
 
 def _without_expandable_segments() -> dict[str, str]:
-    """Torch's allocator as the user has set it, but with plain segments. A tensor in an expandable segment cannot be
-    shared with another process without rights that containers do not give."""
+    """The user's settings of torch's allocator, but without expandable segments. A tensor in an expandable segment can be shared
+    with another process only with rights that containers do not give."""
     changed = {}
     for name in ALLOCATOR_VARIABLES:
         settings = os.environ.get(name, "").split(",")
@@ -343,7 +344,7 @@ def current_device(
     """The device of this machine.
 
     Args:
-        kind: None asks torch. Give the kind where this process does not see the devices that the workers will see.
+        kind: None asks torch. Pass the kind if this process does not see the devices that the workers will see.
         dtype: `auto` is bfloat16 on GPU and float32 on CPU, where bfloat16 is emulated and many times slower.
         attn_implementation: `auto` is flash attention where it can run, else torch's scaled dot product.
         workers_at_once: as in `Device`, and so are `learners_at_once` and, on CPU, `shares_cores`.
@@ -386,7 +387,7 @@ def _sees_a_gpu() -> bool:
 
 
 def _share_of_cores(at_once: int | None) -> int:
-    """Threads for each of those that compute at once; 1 where nobody takes turns."""
+    """Threads for each of the processes that compute at once; 1 if learners and engines do not take turns."""
     return 1 if at_once is None else max(num_cores() // at_once, 1)
 
 
@@ -396,7 +397,7 @@ def num_cores() -> int:
 
 
 def _cpu_quota() -> float:
-    """CPU-seconds a second that the container may use (`docker run --cpus`)."""
+    """CPU-seconds per second that the container may use (`docker run --cpus`); infinity without a limit."""
     for directory, *files in CPU_QUOTAS:
         try:
             quota_us, period_us = (int(word) for name in files for word in Path(directory, name).read_text().split())

@@ -1,4 +1,4 @@
-"""Memory of the device that a process computes on: of its GPU, or on CPU of the process and the machine."""
+"""Memory of the device that a process computes on: memory of its GPU, or on CPU memory of the process and the machine."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ Kind = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes in use, bytes there are, and giving bytes back."""
+    """Measures memory in use and total memory, and releases memory."""
 
     kind: Kind
 
@@ -50,7 +50,7 @@ class DeviceMemory:
         return self.in_use_bytes()
 
     def total_bytes(self) -> int | None:
-        """Memory of a GPU, or on CPU of the machine or container; None where the GPUs are on other machines."""
+        """Memory of a GPU, or on CPU of the machine or container; None if the GPUs are on other machines."""
         if self.kind == "cuda":
             import torch
 
@@ -58,8 +58,8 @@ class DeviceMemory:
         return memory_of_machine_bytes()
 
     def host_buffer(self, num_bytes: int) -> "torch.Tensor":
-        """(num_bytes,) uint8 in main memory, for copies from and to the device; on GPU page-locked, and with that several times
-        as fast, until nobody holds it any more."""
+        """(num_bytes,) uint8 in main memory, for copies from and to the device. On GPU the buffer is page-locked for as long as
+        it exists, which makes copies several times as fast."""
         import torch
 
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
@@ -80,11 +80,11 @@ class DeviceMemory:
 
     @property
     def keeps_host_buffers(self) -> bool:
-        """Whether main memory for copies of the device's is worth keeping: where making it takes longer than copying."""
+        """Whether buffers in main memory are worth keeping, because making them takes longer than copying."""
         return self.kind == "cuda"
 
     def return_freed(self) -> None:
-        """Let other processes have memory that tensors of this process no longer use. On CPU the allocator does so by itself."""
+        """Release memory that this process's tensors no longer use, for other processes. On CPU the allocator does so itself."""
         if self.kind == "cuda":
             import torch
 
@@ -93,7 +93,7 @@ class DeviceMemory:
 
 
 def memory_of_machine_bytes() -> int:
-    """Memory of the machine, or of the container where that has less."""
+    """Memory of the machine, or of the container if the container has less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
@@ -102,5 +102,5 @@ def memory_of_machine_bytes() -> int:
 
 
 def power_of_two(num_bytes: int) -> int:
-    """The bytes of page-locked memory that torch hands out for these."""
+    """The bytes of page-locked memory that torch hands out for `num_bytes`."""
     return 1 << (num_bytes - 1).bit_length()

@@ -32,10 +32,10 @@ from open_instruct.cluster.failures import ComponentDied, WeightsDiffer, root_ca
 from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config, unused_modules
-from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import with_attention_that_fits
 from open_instruct.config.model_support import problem_with_weights
+from open_instruct.config.open_instruct_options import ForeignOptions
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.engines.vllm_plugin import plugins_are_found
 from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there

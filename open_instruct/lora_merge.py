@@ -1,5 +1,5 @@
-"""The sum of a weight and its adapter (LoRA). A learner computes it before it sends its weights, or each engine does where the
-adapters are sent alone."""
+"""Adds a LoRA adapter to its weight. A learner does it before it sends its weights. If only the adapters are sent, each engine
+does it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,27 +7,28 @@ from dataclasses import dataclass
 import torch
 
 IN_PEFT_FILES = "base_model.model."
-"""What peft writes before the name of every weight."""
+"""peft's prefix of the name of every weight."""
 
 
 @dataclass(frozen=True)
 class BaseOfAdapter:
-    """A model as its files have it, whose adapters come alone. It goes to engines as a dictionary, through msgpack too."""
+    """A model as its files have it, to which separately sent adapters are added. It is sent to engines as a dictionary, so that
+    it can pass through msgpack."""
 
     dtypes: dict[str, str]
-    """The names of all its weights, and the dtypes that the learner holds them in."""
+    """The names of all its weights, and the dtypes in which the learner holds them."""
     scaling: float
-    """s"""
+    """s in `W + s B A` (`learners/lora.py`)."""
 
     def merged(
         self, files: Iterable[tuple[str, torch.Tensor]], adapter: Mapping[str, torch.Tensor], device: torch.device | str
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The learner's weights, to the bit where both compute on the same kind of processor.
+        """The learner's weights, bit for bit if learner and engine compute on the same kind of processor.
 
         Args:
-            files: names and tensors of the model's files. Others than the learner's weights, as a tied head, are passed over.
+            files: names and tensors of the model's files. Tensors that the learner lacks, such as a tied head, are skipped.
             adapter: weights of the adapters by their names in peft's files.
-            device: where adapted weights are computed.
+            device: the device on which adapted weights are computed.
 
         Raises ValueError if `files` lack a weight.
         """
@@ -51,5 +52,5 @@ class BaseOfAdapter:
 
 @torch.no_grad()
 def add_low_rank(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """`weight + scaling * b @ a`, computed in float32, in the weight's dtype. Shapes: (out, in), (r, in), (out, r)."""
+    """`weight + scaling * b @ a`, computed in float32, returned in the weight's dtype. Shapes: (out, in), (r, in), (out, r)."""
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=scaling).to(weight.dtype)

@@ -21,11 +21,11 @@ class Limits:
     low_itself: bool = True
     """Whether `low` itself is allowed."""
     never_means: str = ""
-    """What `NEVER` means here, in a word; "" where it is not allowed."""
+    """The meaning of `NEVER` for this option, in a word; "" if `NEVER` is not allowed."""
 
     def hold(self, value: float) -> bool:
         above = value >= self.low if self.low_itself else value > self.low
-        is_finite = isinstance(value, int) or math.isfinite(value)  # an int of 400 digits is no float
+        is_finite = isinstance(value, int) or math.isfinite(value)  # an int of 400 digits does not fit into a float
         return (is_finite and above and value <= self.high) or (bool(self.never_means) and value == NEVER)
 
     def __str__(self) -> str:
@@ -53,12 +53,12 @@ def limited(default: float | None, limits: Limits) -> Any:
 
 
 def limits_of(options: Any) -> dict[str, Limits]:
-    """By name, the limits of all fields of an option class, or of an instance of it, that have any."""
+    """The limits of an option class's fields (or of an instance's), by name; fields without limits are left out."""
     return {option.name: option.metadata[_LIMITS] for option in fields(options) if _LIMITS in option.metadata}
 
 
 def numbers_are_within_limits(args: Any) -> Iterator[str]:
-    """What is wrong with the numbers of some options, a message for each."""
+    """One message for each option whose number is outside its limits."""
     for name, limits in limits_of(args).items():
         value = getattr(args, name)
         if value is not None and not limits.hold(value):

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def shown(args: Any, *names: str) -> str:
-    """Options as they would stand on the command line."""
+    """Options as a user would write them on the command line."""
     return " ".join(f"--{name} {_as_text(getattr(args, name))}" for name in names)
 
 

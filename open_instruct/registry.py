@@ -1,4 +1,4 @@
-"""Registries of things that a run chooses by name, and to which a user's file may add: losses, advantages, workflows.
+"""Registries of losses, advantages, workflows and other parts that a run chooses by name. A user's file may add entries.
 
     LOSSES: Registry[Loss] = Registry("loss", flag="loss_fn")
 
@@ -30,7 +30,7 @@ class Entry(Generic[T]):
     value: T
     options: type[Any] = NoOptions
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else was said of the entry when it was registered, such as the denominator that a loss is meant to have."""
+    """Further facts that the registration gives, such as the denominator that a loss is meant to have."""
 
 
 class UnknownName(ValueError):
@@ -57,7 +57,7 @@ class Registry(Generic[T]):
         Registering the same definition again replaces it, because a module that is loaded twice in one process must not fail.
 
         Raises:
-            ValueError: the name is taken by another definition, or an option by the options of another entry.
+            ValueError: the name belongs to another definition, or an option to the options of another entry.
         """
 
         def register(value: T) -> T:
@@ -76,7 +76,7 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def fact(self, name: str, fact: str, default: Any = None) -> Any:
-        """What was said of an entry when it was registered; `default` if nothing was, or if there is no such entry."""
+        """A fact that an entry's registration gives; `default` if it gives none, or if there is no such entry."""
         return self._entries[name].facts.get(fact, default) if name in self._entries else default
 
     def __iter__(self) -> Iterator[Entry[T]]:
@@ -91,7 +91,7 @@ _REGISTRIES: list[Registry[Any]] = []
 
 
 def option_groups() -> list[type[Any]]:
-    """The option dataclasses of all entries that are registered, each once."""
+    """The option dataclasses of all registered entries, each once."""
     groups = {entry.options: None for registry in _REGISTRIES for entry in registry if fields(entry.options)}
     return list(groups)
 
@@ -112,7 +112,7 @@ def _where(value: Any) -> str:
 
 _CHOICES = "choices"
 NO_FLAG: Mapping[str, Any] = {"is_flag": False}
-"""Metadata that mark a field of an option class as no option."""
+"""Metadata that mark a field of an option class as not an option."""
 
 
 def chosen_from(registry: Registry[Any], default: str) -> Any:
@@ -139,7 +139,7 @@ def option_kinds(config_cls: type[Any]) -> dict[str, Any]:
 
 
 def chosen_entries(options: Any) -> Iterator[tuple[Registry[Any], str]]:
-    """Each registry that an option chooses from, with the name that is chosen."""
+    """Each registry that an option chooses from, with the chosen name."""
     for option in fields(options):
         if _CHOICES in option.metadata:
             yield option.metadata[_CHOICES], getattr(options, option.name)

@@ -1,4 +1,4 @@
-"""Groups of responses with their scores, on the way from the verifiers to a training step. Pure."""
+"""Groups of responses with their scores, on the way from the verifiers to a training step. Pure functions of values."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from open_instruct.data_types import GenerationResult, Sample
 
 @dataclass(frozen=True)
 class ScorePart:
-    """What one of several verifiers said of a group."""
+    """The scores that one of several verifiers gave to a group."""
 
     name: str
     weight: float
@@ -20,29 +20,29 @@ class ScorePart:
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """The responses to one prompt with what the verifier said of them."""
+    """The responses to one prompt with the verifier's scores."""
 
     result: GenerationResult
     dataset: str
     scores: np.ndarray  # (G,) float32 in [0, 1]
     num_failures: int = 0
-    """Those of the responses that were not scored on which the verifier raised an error."""
+    """Responses that were not scored because the verifier raised an error."""
     num_not_scored: int = 0
-    """Responses that were not scored. They are not among the samples."""
+    """All responses that were not scored. They are not among the samples."""
     score_s: float = 0.0
     """Seconds from the arrival of the group to its last score."""
     cost: float = 0.0
     """US dollars that scoring the group cost."""
     reward_weight: float = 1.0
-    """Weight of the group's verifier, by which scores are multiplied to become rewards."""
+    """Weight of the group's verifier. Scores are multiplied by it to become rewards."""
     parts: "tuple[ScorePart, ...]" = ()
-    """What each verifier said, where several score a row. `scores` are then their weighted means, and `reward_weight` the sum of
+    """The scores of each verifier, if several score a row. `scores` are then their weighted means, and `reward_weight` the sum of
     their weights."""
     well_formed: np.ndarray | None = None
-    """(G,) bool: whether each response has the form that rewards of verifiers look at; None where they look at none."""
+    """(G,) bool: whether each response has the form that its reward depends on; None if rewards depend on no form."""
     shaped_rewards: np.ndarray | None = None
-    """(G,) float64: the rewards of training, where they are more than the verifier's score: shaped (`RewardShaping`), or with
-    what environments gave. `StepAssembly` sets them."""
+    """(G,) float64: the rewards of training, if they are not just the verifier's score: shaped (`RewardShaping`), or with the
+    rewards of environments added. `StepAssembly` sets them."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -66,7 +66,7 @@ class ScoredGroup:
 
     @property
     def has_zero_std(self) -> bool:
-        """Whether all conversations have the same reward, so that their advantages are all 0 and teach nothing."""
+        """Whether all conversations have the same reward. Their advantages are then all 0 and teach nothing."""
         rewards, ends = self.scores if self.shaped_rewards is None else self.shaped_rewards, self.ends
         return bool(np.all(rewards[ends] == rewards[ends[0]]))
 
@@ -76,7 +76,7 @@ class ScoredGroup:
 
     @property
     def environment_rewards(self) -> np.ndarray:
-        """(G,) float64: what environments gave beside the verifier, 0 where there were none."""
+        """(G,) float64: rewards of environments, in addition to the verifier's; 0 where there was no environment."""
         return np.array([sample.environment_reward or 0.0 for sample in self.samples])
 
     @property
@@ -107,7 +107,8 @@ class ScoredGroup:
 
     @property
     def by_verifier(self) -> "tuple[ScorePart, ...]":
-        """What each verifier said, by its family's name: `reasoning_gym` for `reasoning_gym/chain_sum`, `math` for `MATH`."""
+        """The scores of each verifier, under its family's name: `reasoning_gym` for `reasoning_gym/chain_sum`, `math` for
+        `MATH`."""
         parts = self.parts or (ScorePart(self.dataset, self.reward_weight, self.scores),)
         return tuple(replace(part, name=part.name.partition("/")[0].partition("?")[0].lower()) for part in parts)
 
@@ -139,12 +140,12 @@ def ends_of(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def stopped_of(samples: Sequence[Sample]) -> np.ndarray:
-    """(G,) bool: whether the conversation of each sample ended by itself. A sample that goes on says nothing of that."""
+    """(G,) bool: whether the conversation of each sample ended by itself. Only its last sample shows that."""
     return np.array([samples[end].finish_reason == "stop" for end in ends_of(samples)], dtype=bool)
 
 
 def last_samples(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Of each conversation the sample in which it ends."""
+    """The rollouts with only the last sample of each conversation."""
     return [
         take(rollout, [position for position, sample in enumerate(rollout.samples) if not sample.goes_on])
         if any(sample.goes_on for sample in rollout.samples)
@@ -168,7 +169,7 @@ def split(rollout: ScoredGroup) -> list[ScoredGroup]:
 
 
 def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
-    """The group with the samples at these positions alone."""
+    """The group with only the samples at these positions."""
     chosen, statistics = list(positions), group.result.token_statistics
     samples = [group.samples[position] for position in chosen]
     num_tokens = sum(len(sample.response_ids) for sample in samples)

@@ -1,4 +1,4 @@
-"""Imports user files and modules that add verifiers, losses, advantages or workflows: by name, and a file once in a process."""
+"""Imports user files and modules that add verifiers, losses, advantages or workflows. A file is imported once per process."""
 
 import importlib
 import importlib.util
@@ -9,11 +9,11 @@ from types import ModuleType
 
 
 class UserModuleError(ValueError):
-    """A user's module cannot be used; the text says which module and why."""
+    """A user's module cannot be used; the message says which module and why."""
 
 
 def import_user_module(name: str) -> ModuleType:
-    """The module that `name` names: the path of a file (`my_rewards.py`), or a dotted name that Python finds.
+    """Import the module `name`: the path of a file (`my_rewards.py`), or a dotted name that Python finds.
 
     Raises:
         UserModuleError: the module cannot be imported.

@@ -1,1 +1,1 @@
-"""Losses, advantages, KL estimates, off-policy corrections: pure functions, found by name."""
+"""Losses, advantages, KL estimates and off-policy corrections: pure functions, chosen by name."""

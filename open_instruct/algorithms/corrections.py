@@ -1,4 +1,4 @@
-"""Corrections for tokens that were sampled by another policy than the policy before the step (`--use_rho_correction`)."""
+"""Corrections for tokens that were not sampled by the policy before the step, but by another policy (`--use_rho_correction`)."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from open_instruct.algorithms.sequences import number_sequences, sequence_means, sequence_sums
 
 MAX_LOG_RHO = 10.0
-"""The logarithm of rho is cut to this size before it is exponentiated, as in open-instruct."""
+"""The logarithm of rho is clamped to ± this value before it is exponentiated, as in open-instruct."""
 MAX_SEQUENCE_LOG_RHO = 20.0
 """The same for the product over a sequence, as in verl."""
 
@@ -23,16 +23,16 @@ class RhoOptions:
     mask_lower: float = 0.0
     mask_upper: float = 0.0
     level: Literal["token", "sequence", "geometric"] = "token"
-    """What rho is: of a token; the product over a sequence, which is the exact importance weight of the sequence; or the
-    geometric mean over a sequence."""
+    """What rho is: the ratio of each token; the product of the ratios of a sequence, which is the exact importance weight of the
+    sequence; or their geometric mean."""
     sequence_level: bool = False
-    """Mask whole sequences, by the geometric mean of rho over the sequence. Tokens that stay are weighted as `level` says."""
+    """Mask whole sequences, by the geometric mean of rho over the sequence. The other tokens are weighted as `level` says."""
     tv_divergence: bool = False
     """Mask a sequence whose mean |rho - 1| / 2 is above `mask_upper`."""
     as_in_open_instruct: bool = False
-    """`sequence_level` and `tv_divergence` as open-instruct defines them: the sequence is a whole row, also where the row is
-    packed; with `sequence_level` its geometric mean is the weight too; with `tv_divergence` the bounds are those of the mean of
-    |rho - 1|, and only those tokens are masked which the advantage would push further away."""
+    """`sequence_level` and `tv_divergence` as open-instruct defines them: the sequence is a whole row, even where the row is
+    packed; with `sequence_level` its geometric mean is also the weight; with `tv_divergence` the bounds apply to the mean of
+    |rho - 1|, and only those tokens are masked that the advantage would push further away."""
 
 
 def compute_rho_correction(
@@ -46,8 +46,8 @@ def compute_rho_correction(
     """Importance weights of tokens that another policy sampled: rho = old policy / engine, truncated, with outliers masked.
 
     In the decoupled objective (AReaL, arXiv:2505.24298) the old policy is the newest policy before the step and bounds the ratio,
-    while rho corrects for the policy of the engine, which has older weights or other kernels. Truncation is that of TIS (IMPALA,
-    arXiv:1802.01561), masking that of IcePop. Example: log-probs -1 (old) and -2 (engine) give rho = e = 2.72, truncated to 2.
+    while rho corrects for the policy of the engine, which has older weights or other kernels. Truncation follows TIS (IMPALA,
+    arXiv:1802.01561), masking follows IcePop. Example: log-probs -1 (old) and -2 (engine) give rho = e = 2.72, truncated to 2.
 
     Args:
         old_logprobs, vllm_logprobs: (B, T), without a gradient.
@@ -76,7 +76,7 @@ def compute_rho_correction(
 
 
 def _rho(log_rho: torch.Tensor, mask: torch.Tensor, sequences: torch.Tensor, options: RhoOptions) -> torch.Tensor:
-    """(B, T): rho of each token, or at each token that of its sequence."""
+    """(B, T): at each token its own rho, or the rho of its sequence."""
     if options.level == "sequence":
         return sequence_sums(log_rho, sequences).clamp(-MAX_SEQUENCE_LOG_RHO, MAX_SEQUENCE_LOG_RHO).exp()
     log_rho = log_rho.clamp(-MAX_LOG_RHO, MAX_LOG_RHO)
@@ -93,7 +93,7 @@ def _masked(
     options: RhoOptions,
     advantages: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, T) bool each: tokens whose rho, or that of their sequence, is too low, and too high."""
+    """Two (B, T) bool masks: tokens whose rho (their own or their sequence's) is too low, and tokens whose rho is too high."""
     upper = options.mask_upper or math.inf
     if options.tv_divergence:
         deviation = sequence_means((log_rho.exp() - 1).abs(), mask, sequences)
@@ -115,9 +115,9 @@ def off_policy_sequence_mask(
     position_ids: torch.Tensor,
     threshold: float,
 ) -> torch.Tensor:
-    """(B, T) bool: False on tokens with a negative advantage in a sequence that the policy has left (DeepSeek-V3.2,
-    arXiv:2512.02556): one whose mean of `engine's log-prob - policy's log-prob` is above `threshold`. A bad response that the
-    policy would hardly give any more teaches nothing, and pushes hard.
+    """(B, T) bool: False on tokens with a negative advantage in a sequence whose mean `engine's log-prob - policy's log-prob` is
+    above `threshold` (DeepSeek-V3.2, arXiv:2512.02556). The policy would hardly give such a bad response any more, so it teaches
+    nothing, but it would change the weights a lot.
 
     Args:
         new_logprobs, vllm_logprobs, advantages: (B, T). Outside the mask they may hold anything.

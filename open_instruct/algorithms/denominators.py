@@ -1,4 +1,4 @@
-"""What the summed loss of an optimizer step is divided by (`--loss_denominator`), and its parts (`--kl_denominator`)."""
+"""The divisors of an optimizer step's summed loss (`--loss_denominator`) and of its parts (`--kl_denominator`)."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,16 @@ KINDS = (TOKEN, SEQUENCE, CONSTANT)
 
 @dataclass(frozen=True)
 class Scales:
-    """What parts of the loss are multiplied by before all is divided by the divisor of the policy loss, so that each has a
-    denominator of its own. A KL that is divided by 50 beside a policy loss that is divided by 100 has the scale 2."""
+    """Factors of parts of the loss. The divisor of the policy loss divides the whole sum, so these factors give each part its own
+    denominator. Example: if the policy loss is divided by 100 and the KL by 50, the scale of the KL is 2."""
 
     kl: float = 1.0
     ce: float = 0.0
-    """For each token whose cross-entropy is trained on; with its coefficient."""
+    """Factor of each token whose cross-entropy is trained on; it includes the coefficient."""
 
 
 def loss_divisor(denominator: float | str, *, num_tokens: int, num_sequences: int, response_length: int) -> float:
-    """The divisor of the summed loss; with `sequence` the loss of a token was divided by the length of its response before.
+    """The divisor of the summed loss. With `sequence` each token's loss has already been divided by the length of its response.
 
     Args:
         denominator: one of `KINDS`, or the divisor itself.

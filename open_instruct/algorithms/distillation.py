@@ -1,7 +1,7 @@
 """Distillation from a teacher, on text that the policy sampled (`--distillation_loss`).
 
-The teacher says of each token how likely its K likeliest tokens were there, and how likely the sampled token was. Both losses
-draw the policy's distribution towards the teacher's. Shapes: B rows, T tokens, K tokens of the teacher.
+At each position the teacher gives the log-probs of its K likeliest tokens and of the sampled token. Both losses pull the policy's
+distribution towards the teacher's. Shapes: B rows, T tokens, K tokens of the teacher.
 """
 
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_TAIL_WEIGHT = 10.0
-"""Most that a sampled token outside the teacher's K counts for. Its importance weight has no bound of its own."""
+"""Largest importance weight of a sampled token outside the teacher's K tokens. Without it the weight would have no bound."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,28 @@ class TeacherInputs:
     new_top_logprobs: "torch.Tensor"
     """(B, T, K): the policy's log-probs of the teacher's K tokens, with a gradient."""
     teacher_top_logprobs: "torch.Tensor"
-    """(B, T, K): the teacher's own; -inf where the teacher named fewer than K."""
+    """(B, T, K): the teacher's log-probs of these tokens; -inf where the teacher named fewer than K."""
     new_logprobs: "torch.Tensor"
     """(B, T): the policy's log-prob of the sampled token, with a gradient."""
     teacher_logprobs: "torch.Tensor"
-    """(B, T): the teacher's."""
+    """(B, T): the teacher's log-prob of the sampled token."""
     is_in_top: "torch.Tensor"
     """(B, T) bool: whether the sampled token is one of the K."""
     tail_weights: "torch.Tensor"
-    """(B, T): as `importance_weights` gives them."""
+    """(B, T): the result of `importance_weights`."""
     mask: "torch.Tensor"
     """(B, T) bool: True on tokens that are trained on."""
 
 
 def importance_weights(new_logprobs: "torch.Tensor", behaviour_logprobs: "torch.Tensor") -> "torch.Tensor":
-    """(B, T): how much likelier each sampled token is for the policy than for the engine that sampled it, at most
+    """(B, T): the policy's probability of each sampled token divided by the probability under the engine that sampled it, at most
     `MAX_TAIL_WEIGHT`; without a gradient."""
     return (new_logprobs.detach() - behaviour_logprobs).clamp(max=math.log(MAX_TAIL_WEIGHT)).exp()
 
 
 DistillationLoss = Callable[[TeacherInputs, Any], "tuple[torch.Tensor, torch.Tensor]"]
-"""`(inputs, options) -> (loss, kl)`: the loss of each token, (B, T), with a gradient, and an estimate of the KL that it makes
-smaller. Values outside the mask are not used, but must be finite."""
+"""`(inputs, options) -> (loss, kl)`: the loss of each token, (B, T), with a gradient, and an estimate of the KL that the loss
+minimises. Values outside the mask are not used, but must be finite."""
 
 DISTILLATION_LOSSES: Registry[DistillationLoss] = Registry("distillation loss", flag="distillation_loss")
 
@@ -56,7 +56,7 @@ DISTILLATION_LOSSES: Registry[DistillationLoss] = Registry("distillation loss", 
 def distillation_of_tokens(
     entry: "Entry[DistillationLoss]", inputs: TeacherInputs, options: Any
 ) -> "tuple[torch.Tensor, torch.Tensor]":
-    """What a registered distillation loss gives. Raises `ValueError` if that is no loss and no KL for each token."""
+    """The result of a registered distillation loss. Raises `ValueError` unless it is a loss and a KL for each token."""
     result = entry.value(inputs, options)
     of_loss = f"the distillation loss {entry.name!r}"
     if not isinstance(result, tuple) or len(result) != 2:
@@ -76,9 +76,9 @@ def reverse_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torc
         sum over the K tokens k of  p(k) (log p(k) - log q(k)) grad log p(k)
         + r (log p(a) - log q(a)) grad log p(a)   if a is none of the K
 
-    which is the gradient of the whole KL on average over a, for every K, as long as no r is cut (`MAX_TAIL_WEIGHT`). K = 0 is the
+    On average over a this is the gradient of the whole KL, for every K, as long as no r is cut (`MAX_TAIL_WEIGHT`). K = 0 is the
     policy gradient with the reward log q(a) - log p(a); if K is the whole vocabulary, nothing is sampled. The factors before
-    `grad` carry no gradient, because theirs is `grad p(k)`, which is 0 in sum over the vocabulary but not over K tokens
+    `grad` carry no gradient. Their gradient would add terms `grad p(k)`, whose sum is 0 over the vocabulary but not over K tokens
     (arXiv:2605.11182).
     """
     import torch
@@ -98,8 +98,8 @@ def reverse_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torc
 
 @DISTILLATION_LOSSES.register("forward_kl", needs_top_k=True)
 def forward_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torch.Tensor]":
-    """KL(teacher ‖ policy) over the teacher's K tokens: the sum of q(k) (log q(k) - log p(k)). The policy learns to give all that
-    the teacher might. Tokens outside the K are not in the sum, so that it is biased if K is small."""
+    """KL(teacher ‖ policy) over the teacher's K tokens: the sum of q(k) (log q(k) - log p(k)). The policy learns to cover all
+    tokens that the teacher might give. Tokens outside the K are not in the sum, so the estimate is biased if K is small."""
     import torch
 
     present = inputs.mask[..., None] & inputs.teacher_top_logprobs.isfinite()
@@ -110,5 +110,5 @@ def forward_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torc
 
 
 def _difference(new: "torch.Tensor", teacher: "torch.Tensor") -> "torch.Tensor":
-    """log p - log q without a gradient, cut to ±`MAX_LOG_RATIO`."""
+    """log p - log q without a gradient, clamped to ±`MAX_LOG_RATIO`."""
     return (new - teacher).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

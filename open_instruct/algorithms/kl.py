@@ -18,8 +18,8 @@ def estimate_kl(ref_logprobs_diff: "torch.Tensor", ratio: "torch.Tensor") -> "to
 
     Returns:
         (5, B, T): 0 `d` (k1); 1 `d² / 2` (k2); 2 `exp(-d) - 1 + d` (k3), unbiased and never negative; 3 `ratio * d`; 4 `ratio *
-        k3`, whose gradient too is unbiased if the old policy sampled (DeepSeek-V3.2, arXiv:2512.02556). The first three are those
-        of http://joschu.net/blog/kl-approx.html.
+        k3`, whose gradient is unbiased too if the old policy sampled (DeepSeek-V3.2, arXiv:2512.02556). The first three are from
+        http://joschu.net/blog/kl-approx.html.
     """
     import torch
 

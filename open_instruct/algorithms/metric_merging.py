@@ -1,4 +1,4 @@
-"""Merges the sums of micro-batches and ranks into metrics: exactly, and without torch, because the driver has no torch."""
+"""Merges the sums of micro-batches and ranks into metrics, exactly. Does not use torch, because the driver has no torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ def merge_logprob_differences(parts: Sequence[Mapping[str, Any]]) -> dict[str, f
 def finish_logprob_difference(parts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The metrics over all tokens of all parts; 0 when no token was trained on.
 
-    `debug/vllm_vs_local_logprob_diff_mean|max|std` are those of the absolute difference (std of the population).
-    `debug/vllm_local_reverse_kl` is the mean of `log vllm - log local`. The engine sampled the tokens, so this is an
-    unbiased estimate of KL(vllm ‖ local) as it stands, without a further weight; it may fall a little below 0.
+    `debug/vllm_vs_local_logprob_diff_mean|max|std` are over the absolute difference (std of the population).
+    `debug/vllm_local_reverse_kl` is the mean of `log vllm - log local`. The engine sampled the tokens, so this mean is an
+    unbiased estimate of KL(vllm ‖ local) without a further weight; it may fall a little below 0.
     """
     merged = merge_logprob_differences(parts)
     count = max(merged["count"], 1.0)

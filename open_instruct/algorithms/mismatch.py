@@ -1,4 +1,4 @@
-"""How far the learner's log-probs lie from the engine's, in sums that `metric_merging.py` merges exactly."""
+"""Measures how far the learner's log-probs are from the engine's, in sums that `metric_merging.py` merges exactly."""
 
 import torch
 
@@ -6,7 +6,7 @@ import torch
 def logprob_difference_sums(
     new_logprobs: torch.Tensor, vllm_logprobs: torch.Tensor, mask: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """How far the learner's log-probs lie from the engine's on trained tokens, in a form that can be merged exactly.
+    """How far the learner's log-probs are from the engine's on trained tokens, in a form that can be merged exactly.
 
     Args:
         new_logprobs, vllm_logprobs, mask: (B, T).
@@ -15,7 +15,7 @@ def logprob_difference_sums(
         Float64 scalars: `count` of trained tokens; `sum`, `sum_of_squares` and `max` of |vllm - learner|; `signed_sum`
         of vllm - learner.
     """
-    # float64, because the variance comes out as a small difference of large numbers.
+    # float64, because the variance will be a small difference of large numbers.
     difference = torch.where(mask, vllm_logprobs.double() - new_logprobs.detach().double(), 0)
     absolute = difference.abs()
     return {

@@ -1,7 +1,7 @@
 """The objective of a micro-batch: a policy loss, its weights, and the KL to the reference policy.
 
-All results are sums over trained tokens. Sums of micro-batches and ranks can be added up, and whoever adds them up divides by the
-number of tokens once. Shapes: B rows, T tokens.
+All results are sums over trained tokens. The caller adds up the sums of micro-batches and ranks, and divides by the number of
+tokens once. Shapes: B rows, T tokens.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def make_loss_inputs(
     mask: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> LossInputs:
-    """Inputs of a loss from tensors, (B, T), that may hold anything outside the mask, inf and NaN too. Only `new_logprobs` keeps
+    """Inputs of a loss from (B, T) tensors, which may hold anything outside the mask, even inf and NaN. Only `new_logprobs` keeps
     its gradient."""
 
     def masked(values: torch.Tensor) -> torch.Tensor:
@@ -60,16 +60,16 @@ def compute_objective(
     Args:
         loss: a `losses.Loss` with its options.
         kl_estimator: which of the estimates of `estimate_kl` enters the objective.
-        weights: (B, T) factors of the policy loss alone (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
-        loss_weights: (B, T) factors of all parts of the objective but the KL; None is 1 everywhere.
+        weights: (B, T) factors of only the policy loss (see `compute_rho_correction`), without a gradient; None is 1 everywhere.
+        loss_weights: (B, T) factors of all parts of the objective except the KL; None is 1 everywhere.
         kl_weights: (B, T) factors of the KL; None is 1 everywhere.
         entropy: (B, T) entropy of the policy at each token, with a gradient; needed if `entropy_coef` is not 0.
-        distillation: (B, T) loss that draws the policy towards a teacher, with a gradient; None without a teacher.
+        distillation: (B, T) loss that pulls the policy towards a teacher, with a gradient; None without a teacher.
 
     Returns:
-        The scalar objective, and by metric name detached float32 sums, which divided by the token count are means: the parts of
-        the objective (`loss/kl_avg` includes `beta`), the metrics of the loss, `val/ratio` and its spread, and with a reference
-        the estimates `objective/kl0_avg` to `kl4_avg`.
+        The scalar objective, and detached float32 sums by metric name, which become means when divided by the token count: the
+        parts of the objective (`loss/kl_avg` includes `beta`), the metrics of the loss, `val/ratio` and its spread, and with a
+        reference the estimates `objective/kl0_avg` to `kl4_avg`.
     """
     mask, ratio = inputs.mask, inputs.ratio
     policy_loss, per_token = loss(inputs)

@@ -1,4 +1,4 @@
-"""How the score of a verifier and other facts about a response become its reward: its form, how it ended, how long it is."""
+"""Makes the reward of a response from the verifier's score and from the response's form, its end and its length."""
 
 import re
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class RewardShaping:
     counts_score: bool = True
     """Whether the verifier's reward counts (`--apply_verifiable_reward`)."""
     form: Literal["ignored", "needed", "rewarded"] = "ignored"
-    """Whether a response must be `is_well_formed` to get the verifier's reward, or is given `form_reward` for it."""
+    """Whether a response must be `is_well_formed` to get the verifier's reward, or gets `form_reward` for being well formed."""
     form_reward: float = 0.0
 
     non_stop_reward: float | None = None
-    """Reward of a response that did not end by itself, in place of its own; None: it keeps its own."""
+    """Replaces the reward of a response that did not end by itself; None: such a response keeps its own reward."""
     max_length: int = 0
     """Tokens of the longest possible response."""
     overlong_buffer: int = 0
@@ -32,7 +32,7 @@ class RewardShaping:
         return is_by_form or self.non_stop_reward is not None or self.overlong_buffer > 0
 
     def highest(self, reward: float) -> float:
-        """The highest reward of a response whose right answer is worth `reward`."""
+        """The highest reward that a response can get if a right answer is worth `reward`."""
         by_score = reward if self.counts_score else 0.0
         return by_score + (max(self.form_reward, 0.0) if self._rewards_form else 0.0)
 
@@ -47,17 +47,17 @@ class RewardShaping:
     ) -> np.ndarray:
         """(G,) float64: the shaped rewards.
 
-        The soft overlong punishment is that of DAPO (arXiv:2503.14476, eq. 13): with a maximum of 100 tokens and a buffer of 20,
-        a response of 80 tokens loses nothing, one of 90 half the penalty, one of 100 all of it.
+        The soft overlong punishment is that of DAPO (arXiv:2503.14476, eq. 13). Example: with a maximum of 100 tokens and a
+        buffer of 20, a response of 80 tokens loses nothing, one of 90 tokens half the penalty, and one of 100 tokens all of it.
 
         Args:
-            rewards_G: (G,) rewards of the verifier. What `counts_score` and `form` say is of these alone.
+            rewards_G: (G,) rewards of the verifier. `counts_score` and `form` apply only to these.
             lengths_G: (G,) tokens of each response.
             stopped_G: (G,) bool, whether the response ended by itself.
-            well_formed_G: (G,) bool, whether it has the form; needed if `form` is not ignored.
-            judged_G: (G,) bool, whether a verifier scores the response. Only then `form` is looked at: a summary of the reasoning
-                cache, for instance, is no answer.
-            environment_G: (G,) what the environment gave beside the verifier.
+            well_formed_G: (G,) bool, whether the response is well formed; needed if `form` is not `ignored`.
+            judged_G: (G,) bool, whether a verifier scores the response. `form` applies only to such responses: a summary of the
+                reasoning cache, for instance, is not an answer.
+            environment_G: (G,) rewards of the environment, in addition to the verifier's.
         """
         rewards_G = self._by_form(np.asarray(rewards_G, dtype=np.float64), well_formed_G, judged_G) + environment_G
         if self.non_stop_reward is not None:
@@ -81,7 +81,7 @@ class RewardShaping:
 
     @property
     def _rewards_form(self) -> bool:
-        """Whether the form brings `form_reward`. Where the score does not count, it cannot be needed for the score."""
+        """Whether good form earns `form_reward`. If the score does not count, good form cannot be a condition for the score."""
         return self.form == "rewarded" or (self.form == "needed" and not self.counts_score)
 
 
@@ -89,7 +89,7 @@ _FORM_BEGINS = re.compile(r"</think>\s*<answer>")
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether a response has the form `…</think> <answer>…</answer>`: thoughts, and behind them an answer, with nothing but space
-    between the two (DeepSeek-R1-Zero, arXiv:2501.12948). The prompt may have opened `<think>` already."""
+    """Whether a response has the form `…</think> <answer>…</answer>`: thoughts, then an answer, with only whitespace between the
+    two (DeepSeek-R1-Zero, arXiv:2501.12948). The prompt may have opened `<think>` already."""
     begins = _FORM_BEGINS.search(text)
     return begins is not None and text.find("</answer>", begins.end()) >= 0

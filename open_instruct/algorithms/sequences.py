@@ -7,8 +7,8 @@ if TYPE_CHECKING:
 
 
 def number_sequences(position_ids: "torch.Tensor") -> "torch.Tensor":
-    """(B, T) int64: tokens of one sequence have one number, from 0. A sequence begins with each row, and wherever `position_ids`,
-    (B, T), do not increase. For positions `[[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]` it is `[[0, 0, 0, 1, 1], [2, 2, 2, 2, 2]]`."""
+    """(B, T) int64: the number of each token's sequence, from 0. A sequence begins with each row, and wherever `position_ids`,
+    (B, T), do not increase. Positions `[[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]]` give `[[0, 0, 0, 1, 1], [2, 2, 2, 2, 2]]`."""
     begins = position_ids.new_ones(position_ids.shape)
     begins[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
     return (begins.flatten().cumsum(0) - 1).view_as(position_ids)

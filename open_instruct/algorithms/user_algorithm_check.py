@@ -1,4 +1,4 @@
-"""Tries losses and advantages of a user's file on a few numbers, so that most mistakes in them are told before a run starts."""
+"""Tries losses and advantages of a user's file on a few numbers, so that most mistakes are reported before a run starts."""
 
 import traceback
 from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 ROWS, TOKENS, TOP_K = 2, 6, 3
-"""Of the batch that a loss is tried on. Its first row holds two sequences, and two tokens of the second are not trained on."""
+"""Sizes of the batch that a loss is tried on. Its first row holds two sequences; two tokens of the second are not trained on."""
 
 
 def problem_with_loss(entry: Entry[Loss], options: Any, *, has_reference: bool) -> str:
@@ -56,10 +56,10 @@ def problem_with_distillation_loss(entry: Entry[DistillationLoss], options: Any)
 
 
 def problem_with_advantage(entry: Entry[Advantage], options: Any, *, group_size: int, equal_rewards: bool) -> str:
-    """What is wrong with an advantage; "" if nothing is. `equal_rewards`: groups without different rewards come too."""
+    """What is wrong with an advantage; "" if nothing is. `equal_rewards`: groups in which all rewards are equal occur too."""
     different = np.arange(group_size, dtype=np.float64)
 
-    @np.errstate(all="ignore")  # what is not finite is told once
+    @np.errstate(all="ignore")  # values that are not finite are reported once
     def tried() -> None:
         for rewards_G in [different, np.ones(group_size)] if equal_rewards else [different]:
             group_advantages(rewards_G, entry.name, options, lengths_G=different + 1)

@@ -1,1 +1,1 @@
-"""Ray: nodes, places, locks, and who is alive."""
+"""Ray: nodes, places, locks, and checks that nodes and processes are alive."""

@@ -1,6 +1,6 @@
 """Reserves room on a Ray cluster: one bundle per place, on the nodes that the plan names.
 
-`reserve` compares what is asked for with what the cluster has before it waits for anything, and each of its waits has a deadline.
+Before it waits for anything, `reserve` compares what is asked for with what the cluster has. Each of its waits has a deadline.
 """
 
 import math
@@ -34,26 +34,26 @@ Bundles = tuple[PlacementGroup, list[int]]
 
 POLL_S = 0.5
 MAKE_S = 10
-"""Least wait for a placement group for which there is room. Ray makes a group in milliseconds, but a group that is removed while
-it is being made keeps its resources for as long as the cluster lives."""
+"""Shortest wait for a placement group that has room. Ray makes a group in milliseconds, but a group that is removed while Ray
+makes it keeps its resources for as long as the cluster lives."""
 PROBE_S = 300.0
-"""Deadline for finding out which GPU each bundle has, unless a run sets one (`--init_timeout_s`). Each bundle starts a new
-process of Ray for it."""
+"""Deadline for finding out which GPU each bundle has, unless a run sets one (`--init_timeout_s`). Each bundle starts a new Ray
+process for this."""
 NODE_ID_LABEL = "ray.io/node-id"
 KEEP_VISIBLE_DEVICES = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
-"""With this variable Ray leaves a worker the visible devices of its node."""
+"""With this variable Ray lets a worker see all visible devices of its node."""
 
 _gpus: dict[PlacementGroupID, dict[int, "Gpu"]] = {}
-"""GPUs by group, then bundle. They can be found out only while nobody computes there, because a look needs the GPU."""
+"""GPUs by group, then bundle. They can be found out only before anything runs in the bundles, because the probe takes the GPU."""
 
 
 class Gpu(NamedTuple):
     """The GPU of a bundle."""
 
     number: int
-    """Number of the GPU on its node; where GPUs have names instead of numbers, the position in the node's list."""
+    """Number of the GPU on its node; if GPUs have names instead of numbers, the position in the node's list."""
     name: str
-    """As `CUDA_VISIBLE_DEVICES` names it: a number, the GPU's UUID, or a name of a part of it (MIG)."""
+    """The GPU as `CUDA_VISIBLE_DEVICES` names it: a number, the GPU's UUID, or the name of a part of the GPU (MIG)."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ def cluster_nodes() -> list[Node]:
 def reserve(
     asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S, on_poll: Callable[[], None] = lambda: None
 ) -> Reservation:
-    """Reserve places for what is asked. To find out which GPU each place has may take `probe_s` seconds. While there is no room
+    """Reserve places for what is asked. Finding out which GPU each place has may take `probe_s` seconds. While there is no room,
     `on_poll` is called now and then.
 
     Raises:
         CannotPlace: at once, if the cluster could not hold what is asked even with nothing else running; after `timeout_s`, if
-            others leave no room; or if Ray does not make a group for which there is room (it gets at least `MAKE_S`). The
-            message says what was asked for and what every node has.
+            other programs leave no room; or if Ray does not make a group that has room (Ray gets at least `MAKE_S`). The message
+            says what was asked for and what every node has.
     """
     deadline = time.monotonic() + timeout_s
     shares = _wait_for_room(asked, deadline, timeout_s, on_poll)
@@ -96,7 +96,7 @@ def reserve(
         strategy="PACK",
         bundle_label_selector=[{NODE_ID_LABEL: node_id} for node_id in nodes],
     )
-    wait_s = max(math.ceil(deadline - time.monotonic()), MAKE_S)  # Ray rounds down: half a second would be none
+    wait_s = max(math.ceil(deadline - time.monotonic()), MAKE_S)  # Ray rounds down: half a second would be 0
     if not group.wait(timeout_seconds=wait_s):
         remove_placement_group(group)
         raise CannotPlace(f"the placement group was not ready in {wait_s} s. {_asked_and_there(asked)}")
@@ -128,8 +128,8 @@ def _asked_and_there(asked: Asked) -> str:
 def bundle_places(group: PlacementGroup, *, probe_s: float = PROBE_S) -> dict[int, BundlePlace]:
     """Where each bundle of a ready group is: its node from Ray's table, its GPU from a task that runs inside the bundle.
 
-    The first call must come before anybody computes in the bundles. CPU bundles have no device number, so they count as slots
-    0, 1, … of their node.
+    The first call must be made before anything computes in the bundles. CPU bundles have no device number, so they count as
+    slots 0, 1, … of their node.
     """
     node_of_bundle = _node_of_bundle(group)
     address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
@@ -156,7 +156,7 @@ def _count_slots(node_of_bundle: dict[int, str]) -> dict[int, int]:
 
 
 def _probe_gpus(group: PlacementGroup, *, timeout_s: float) -> dict[int, Gpu]:
-    # Without this variable Ray shows a task its own GPU alone, and the task cannot read the node's list.
+    # Without this variable Ray shows a task only its own GPU, and the task cannot read the node's list.
     @ray.remote(num_cpus=0, num_gpus=1, max_retries=0, runtime_env={"env_vars": {KEEP_VISIBLE_DEVICES: "1"}})
     def gpu() -> Gpu:
         name = str(ray.get_gpu_ids()[0])
@@ -176,7 +176,7 @@ def _probe_gpus(group: PlacementGroup, *, timeout_s: float) -> dict[int, Gpu]:
 
 
 def as_bundles(pg: Bundles | PlacementGroup) -> Bundles:
-    """`pg`, where a bare placement group stands for all of its bundles in hardware order."""
+    """`pg` as bundles. A bare placement group means all of its bundles, in hardware order."""
     if isinstance(pg, tuple):
         return pg
     if not pg.wait(timeout_seconds=PROBE_S):
@@ -203,10 +203,10 @@ def actor_options(
     share: float = 1.0,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """`.options()` of an actor that computes on the bundle at `position`; without bundles, anywhere.
+    """`.options()` of an actor that computes on the bundle at `position`, or anywhere without bundles.
 
-    The actor takes `share` of the place. Below 1, others can share the place. `env` is what its environment has besides
-    `device.actor_env`.
+    The actor takes `share` of the place. With a share below 1 other actors can share the place. `env` is added to
+    `device.actor_env` in the actor's environment.
     """
     options: dict[str, Any] = {
         **{f"num_{name.lower()}s": amount * share for name, amount in device.place_resources.items()},

@@ -1,11 +1,11 @@
-"""The errors that a run ends with when a part of it fails."""
+"""The errors that end a run when a part of it fails."""
 
 import ray
 
 from open_instruct.system.work_threads import ThreadFailed
 
 DO_NOT_FIT = "the weights that were sent do not fit the engine's model"
-"""Beginning of the message of an engine that has no place for a tensor, or got no tensor for a parameter. A retry fails too."""
+"""Start of the message of an engine that cannot place a tensor, or got no tensor for a parameter. A retry would fail too."""
 
 
 class ComponentDied(RuntimeError):
@@ -17,7 +17,7 @@ class WeightsDiffer(RuntimeError):
 
 
 def root_cause(error: BaseException) -> str:
-    """One line on the original cause of an error that came through Ray."""
+    """One line on the original cause of an error that Ray passed on."""
     while isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
         error = error.cause
     text = str(error).strip().splitlines() or [""]

@@ -1,4 +1,4 @@
-"""Which network interface collectives use on this node."""
+"""Chooses the network interface that collectives use on this node."""
 
 import os
 
@@ -12,7 +12,7 @@ OF_GLOO, OF_NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 def network_interface(*variables: str) -> dict[str, str]:
     """A value for each of these variables: what the user has set, else the interface with this node's address in the cluster.
 
-    By default gloo takes the interface of the host's name, and NCCL the first interface that it finds.
+    Without these variables gloo takes the interface of the host's name, and NCCL the first interface that it finds.
     """
     address = ray.util.get_node_ip_address()
     names = [

@@ -1,4 +1,4 @@
-"""Notices nodes that a cluster has lost, and knows which learners and engines were on them."""
+"""Notices nodes that a cluster has lost, and reports which learners and engines were on them."""
 
 import socket
 import time
@@ -9,14 +9,14 @@ from typing import Any
 import ray
 
 EVERY_S = 2.0
-"""Time from one look at the cluster to the next."""
+"""Seconds between two looks at the cluster."""
 ANSWER_S = 2.0
 """How long a node may take to accept a connection."""
 
 
 @dataclass(frozen=True)
 class LostNode:
-    """A node that is gone, and what was on it when it was last looked at."""
+    """A node that is gone, and the learners and engines that were on it."""
 
     address: str
     node_id: str
@@ -29,11 +29,11 @@ class LostNode:
 
 
 class NodeWatch:
-    """Looks at the nodes of a run's learners and engines.
+    """Watches the nodes of a run's learners and engines.
 
     Args:
         learner_nodes: node id of each rank.
-        engine_nodes: node id of each engine by position; asked anew each time, because engines move.
+        engine_nodes: returns the node id of each engine by position; called each time, because engines move.
     """
 
     def __init__(self, learner_nodes: Sequence[str], engine_nodes: Callable[[], Mapping[int, str]]) -> None:
@@ -43,30 +43,30 @@ class NodeWatch:
         self._told: set[str] = set()
 
     def describe(self) -> str:
-        """Which learner and which engine is on which node, as text."""
+        """The node of each learner and engine, as text."""
         address = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         learners = [f"learner {rank} on {address[node]}" for rank, node in enumerate(self._learner_nodes)]
         return ", ".join(learners + [f"engine {n} on {address[node]}" for n, node in self._engine_nodes().items()])
 
     def lost_now(self) -> list[LostNode]:
-        """Nodes that do not answer. To be called when a part of the run has failed, because Ray itself takes 15 s and more to
-        notice that a node is gone."""
+        """Nodes that do not answer. Call it when a part of the run has failed, because Ray itself takes 15 s or more to notice
+        that a node is gone."""
         return self._look(_is_gone)
 
     def lost_under(self, engine: int) -> LostNode | None:
-        """The node of an engine that has died, if the node does not answer either. Then `lost` does not report the node again,
+        """The node of an engine that has died, if that node is gone too; else None. `lost` does not report this node again,
         unless learners were on it."""
         residence = self._engine_nodes().get(engine)
         for node in ray.nodes():
             if node["NodeID"] == residence and _is_gone(node):
                 lost = self._lost(node["NodeID"], node["NodeManagerAddress"])
-                if not lost.learners:  # `lost` has to report it as the cause of the learners' end
+                if not lost.learners:  # else `lost` must report the node as the cause of the learners' death
                     self._told.add(lost.node_id)
                 return lost
         return None
 
     def lost(self) -> list[LostNode]:
-        """Nodes with a part of the run that were lost since the last call; looks at most every `EVERY_S`."""
+        """Nodes with a part of the run that were lost since the last call. Looks at the cluster at most every `EVERY_S`."""
         if time.monotonic() - self._looked_at < EVERY_S:
             return []
         self._looked_at = time.monotonic()
@@ -89,7 +89,7 @@ class NodeWatch:
 
 
 def _is_gone(node: dict[str, Any]) -> bool:
-    """Whether Ray counts the node as dead, or will soon."""
+    """Whether Ray counts the node as dead, or soon will because the node does not answer."""
     return not node["Alive"] or not _answers(node)
 
 

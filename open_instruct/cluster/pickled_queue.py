@@ -1,9 +1,9 @@
-"""A Ray queue whose items cross the queue's process as bytes.
+"""A Ray queue whose items pass through the queue's process as bytes.
 
     put ─ pickle ─► bytes ─► the queue's process, which reads nothing ─► bytes ─ unpickle ─► get
 
-`ray.util.queue.Queue` unpickles each item in its process and pickles it again, and Ray keeps each array of an item as a buffer
-of its own. For results, which have three small arrays for each response, that takes twice as long.
+`ray.util.queue.Queue` unpickles each item in its process and pickles it again, and Ray keeps each array of an item as a separate
+buffer. For results, which have three small arrays for each response, that takes twice as long.
 """
 
 import pickle
@@ -13,7 +13,7 @@ from ray.util.queue import Queue
 
 
 class PickledQueue(Queue):
-    """`put`, `get` and what calls them (`put_nowait`, `get_nowait`) are as in Ray's queue. Items are of importable classes."""
+    """`put`, `get` and their callers (`put_nowait`, `get_nowait`) work as in Ray's queue. Items must be of importable classes."""
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         super().put(pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL), block, timeout)

@@ -1,4 +1,5 @@
-"""Where learners and engines go. Pure: from the nodes' resources it says how many of each go to which node, or what is missing.
+"""Plans where learners and engines are placed. Pure: computes from the nodes' resources how many of each node takes, or what is
+missing.
 
 A *place* is room for one worker: one GPU, or on CPU a share of a core. A learner takes one place. An engine takes as many places
 as its tensor parallelism, all on one node. Colocated engines use the places of the learners.
@@ -32,11 +33,11 @@ class Asked:
     learners_per_node: tuple[int, ...]
     num_engines: int
     places_per_engine: int
-    """All on one node, because an engine does not span two nodes."""
+    """All places of an engine are on one node, because an engine does not span nodes."""
     place: Mapping[str, float]
     """Resources of one place."""
     places_per_core: int = 1
-    """Places that share a core. Workers are spread over the nodes before they share cores."""
+    """Number of places that share a core. Workers are spread over the nodes before they share cores."""
     colocate: bool = False
 
     @property
@@ -61,19 +62,19 @@ class NodeShare:
 
     node: Node
     room: int
-    """Places that are left on the node."""
+    """Number of free places on the node."""
     comfortable: int
     """How many of these places give a worker a core of its own."""
     num_learners: int = 0
     num_engines: int = 0
     colocated: int = field(default=0, repr=False)
-    """Places of learners that engines share."""
+    """Number of learners' places that engines share."""
 
     def num_engine_places(self, asked: "Asked") -> int:
         return self.num_engines * asked.places_per_engine
 
     def num_places(self, asked: "Asked") -> int:
-        """Places of both roles together."""
+        """Number of places of both roles together."""
         engines = self.num_engine_places(asked)
         return max(self.num_learners, engines) if asked.colocate else self.num_learners + engines
 
@@ -83,18 +84,17 @@ class NodeShare:
 
 
 class CannotPlace(ValueError):
-    """The cluster has not enough; the message says of what."""
+    """The cluster does not have enough resources; the message says which are missing."""
 
 
 def plan_placement(nodes: Iterable[Node], asked: Asked, *, home: str = "", of_total: bool = False) -> list[NodeShare]:
     """How many learners and engines each node takes. Returns the nodes that take any, in the order of their addresses.
 
-    Learners of one entry of `learners_per_node` share a node, and entries have different nodes where there are enough: (2, 1)
-    puts two learners on one node and one on another. Workers
-    are put close together, but spread over nodes before they share cores.
+    Learners of one entry of `learners_per_node` share a node, and entries get different nodes if there are enough: (2, 1) puts
+    two learners on one node and one on another. Workers are put close together, but spread over nodes before they share cores.
 
     Args:
-        home: id of the driver's node, which is preferred for learners: the first of them writes the files.
+        home: id of the driver's node. Learners prefer this node, because the first learner writes the files.
         of_total: plan as if nothing were in use.
 
     Raises:
@@ -122,7 +122,7 @@ def _place_learners(shares: Sequence[NodeShare], asked: Asked, home: str) -> Non
         able = [share for share in shares if share.room >= wanted]
         if not able:
             raise CannotPlace(f"no node has room for {wanted} learners{_beside(shares)}: {_rooms(shares)}")
-        # The tightest fit among nodes without learners, so that larger nodes stay whole for engines.
+        # The tightest fit among nodes without learners, so that larger nodes stay free for engines.
         best = min(
             able,
             key=lambda share: (
@@ -197,9 +197,10 @@ class BundlePlace:
 
 
 def hardware_order(places: Mapping[int, BundlePlace]) -> list[int]:
-    """Bundle indices by (node address, device number), both as numbers, so that list neighbours are hardware neighbours.
+    """Bundle indices, sorted by (node address, device number) as numbers, so that neighbours in the list are hardware neighbours.
 
-    Ray's own order says nothing about hardware, and as text 10.0.0.10 comes before 10.0.0.9.
+    Ray's own order says nothing about hardware. The addresses are compared as numbers because 10.0.0.10 sorts before 10.0.0.9 as
+    text.
     """
     return sorted(places, key=lambda i: (address_key(places[i].address), places[i].node_id, places[i].device))
 

@@ -1,11 +1,12 @@
 """Notices processes that are stopped (SIGSTOP, a debugger, a frozen container), and Ray's own processes when they are gone.
 
-A stopped process keeps its connections and answers nobody, so whoever waits for the process waits until the limit of that wait,
-half an hour for a learner. Asking the process for a sign of life would mistake long work for death, because a process that loads
-a model or compiles may keep its interpreter to itself for minutes. The kernel knows the difference. So the kernel is asked
-(`/proc`), on each node by a process of that node.
+A stopped process keeps its connections but answers no call, so its callers wait until the limit of their wait, half an hour for a
+learner. Asking the process for a sign of life would mistake long work for death, because a process that loads a model or compiles
+may hold its interpreter for minutes. The kernel knows the difference, so the watch reads `/proc`, on each node in a process of
+that node.
 
-    ProcessWatch    looks at the run's actors and at what they have started: names actors that are dead or stopped for too long
+    ProcessWatch    watches the run's actors and the processes that they have started: names actors that are dead or stopped
+                    for too long
     RayWatch        a thread of the driver that ends the run when Ray itself is gone or stopped, because nothing else could
 """
 
@@ -31,16 +32,16 @@ from open_instruct.system.processes import STOPPED, is_in_exec, is_stopped, proc
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-"""Time from one look to the next."""
+"""Seconds between two looks at the processes."""
 KILL_ROUNDS = 20
 RUN_MARK = "OPEN_INSTRUCT_RUN"
 """Environment variable that marks Ray's processes of one run, and all that they start."""
 
 
 def find_stopped(pids: Sequence[int]) -> list[int]:
-    """The processes that are stopped, or have started a process that is stopped. Verifier processes are left out, because the
+    """Those of `pids` that are stopped or have started a process that is stopped. Verifier processes are left out, because the
     verifier pool watches them."""
-    table = process_table()  # asking for the children of each of `pids` would read the whole machine as often
+    table = process_table()  # asking for the children of each of `pids` would read the whole table for each of them
     found: set[int] = set()
     for pid, (state, _) in table.items():
         if state in STOPPED and not _is_of_verifiers(pid):
@@ -59,7 +60,7 @@ def _family(pid: int) -> list[psutil.Process]:
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
-    except psutil.Error:  # the process is gone, which is found out by asking Ray
+    except psutil.Error:  # the process is gone; Ray reports that
         return []
 
 
@@ -71,7 +72,7 @@ def _is_of_verifiers(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A part of the run that is stopped, so that it answers nobody."""
+    """A part of the run that is stopped, so that it answers no calls."""
 
     name: str
     pid: int
@@ -85,10 +86,10 @@ class Stopped:
 
 
 class ProcessWatch:
-    """Looks at the processes of a run's actors, wherever they are.
+    """Watches the processes of a run's actors on all nodes.
 
     Args:
-        actors: the actors by name, asked anew each time because engines are replaced.
+        actors: returns the actors by name; called each time, because engines are replaced.
         limit_s: a process that has been stopped for longer is reported.
     """
 
@@ -96,18 +97,18 @@ class ProcessWatch:
         self._actors = actors
         self._limit_s = limit_s
         self._home = ray.get_runtime_context().get_node_id()
-        self._find_stopped = ray.remote(find_stopped)  # once, because Ray keeps every function that is made
+        self._find_stopped = ray.remote(find_stopped)  # only once, because Ray keeps every remote function
         self._eyes: dict[str, Any] = {}
-        """By node, the task that is looking at the processes of another node now."""
+        """The task that is looking at the processes of another node now, by node."""
         self._names: dict[tuple[str, int], str] = {}
         self._since: dict[tuple[str, int], float] = {}
-        """When a process (by node and id) was first seen stopped."""
+        """When a process was first seen stopped, by node and process id."""
         self._looked_at = 0.0
         self.dead: list[str] = []
         """Names of actors that Ray knew to be dead when it was last asked."""
 
     def stopped(self) -> list[Stopped]:
-        """Parts that have been stopped for too long, each once; looks at most every `EVERY_S`, and waits for nobody."""
+        """Parts that have been stopped for too long, each reported once. Looks at most every `EVERY_S`, and never waits."""
         now = time.monotonic()
         if now - self._looked_at < EVERY_S:
             return []
@@ -160,10 +161,10 @@ class ProcessWatch:
 
 
 class RayWatch(threading.Thread):
-    """Ends this process, and all that Ray has started on this machine, when Ray itself is gone or has been stopped for too long.
+    """Ends this process, and everything Ray has started on this machine, when Ray itself is gone or stopped for too long.
 
     When Ray is gone, the driver's calls into Ray may never return, not even `ray.shutdown`, and after a minute Ray ends the
-    driver without a word in the log. So this thread logs what happened and ends the process with code 1.
+    driver without a line in the log. So this thread logs what happened and ends the process with code 1.
     """
 
     def __init__(self, processes: Mapping[str, int], mark: str, limit_s: float) -> None:
@@ -186,7 +187,7 @@ class RayWatch(threading.Thread):
                     self._end(f"{name} (process {process.pid}) has been stopped for {self._limit_s:.0f} s")
 
     def stop(self) -> None:
-        """Ray is about to end on purpose."""
+        """Stop watching, because Ray is about to end on purpose."""
         self._over.set()
 
     def _end(self, cause: str) -> None:
@@ -210,7 +211,7 @@ def _is_gone(process: psutil.Process) -> bool:
 
 
 def ray_processes_here() -> dict[str, int]:
-    """Ids by name of those processes of our Ray that are on this machine. The GCS may be on another machine."""
+    """Process ids of this run's Ray on this machine, by name. The GCS may be on another machine."""
     node = ray._private.worker._global_node
     if node is None:
         return {}
@@ -230,7 +231,7 @@ def ray_processes_here() -> dict[str, int]:
 
 @contextmanager
 def marked() -> Iterator[str]:
-    """Processes that are started in the block, and processes that those start later, carry this mark."""
+    """All processes that are started in the block, and all processes that those start later, carry the mark."""
     mark = os.environ[RUN_MARK] = uuid.uuid4().hex
     try:
         yield mark
@@ -240,10 +241,10 @@ def marked() -> Iterator[str]:
 
 @contextmanager
 def nothing_is_left(mark: str) -> Iterator[None]:
-    """To put around a run that has started its own Ray. When this process is killed, Ray's processes here and all processes that
-    carry the mark are ended too.
+    """Put this around a run that has started its own Ray. When this process is killed, Ray's processes on this machine and all
+    processes that carry the mark are ended too.
 
-    Ray itself leaves its agents running for a minute, because they try to tell the GCS, which is gone, of the raylet's end.
+    Ray itself leaves its agents running for a minute, because they try to report the raylet's end to the GCS, which is gone.
     """
     cleanup = CleanupProcess(f"{RUN_MARK}={mark}")
     cleanup.tell(process.pid for process in family_of_ray_here())
@@ -254,13 +255,13 @@ def nothing_is_left(mark: str) -> Iterator[None]:
 
 
 def family_of_ray_here() -> list[psutil.Process]:
-    """Our Ray's processes on this machine, and all that these have started."""
+    """The processes of this run's Ray on this machine, and all processes that these have started."""
     return [process for pid in ray_processes_here().values() for process in _family(pid)]
 
 
 def kill_processes(processes: Iterable[psutil.Process]) -> None:
-    """Kill those that still run, but for processes that clean up after an engine. For Ray's processes the mark is not enough,
-    because Ray's agents write their title over the environment that holds the mark."""
+    """Kill the processes that still run, except processes that clean up after an engine. For Ray's processes the mark is not
+    enough, because Ray's agents write their title over the environment that holds the mark."""
     for process in processes:
         with suppress(psutil.Error):
             if not any(ENGINE_MARK in word for word in process.cmdline()):
@@ -268,7 +269,7 @@ def kill_processes(processes: Iterable[psutil.Process]) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process on this machine that carries the mark, also a stopped process, which cannot end by itself.
+    """Kill every process on this machine that carries the mark, including stopped processes, which cannot end by themselves.
 
     Processes that clean up after an engine are left to finish.
     """
@@ -279,7 +280,8 @@ def kill_marked(mark: str) -> None:
 
 
 def _kill_if_marked(directory: Path, mark: str) -> bool:
-    """Whether the process of this directory of `/proc` had to be killed, or cannot be known yet."""
+    """Kill the process of this directory of `/proc` if it carries the mark. Returns whether it did, or whether that cannot be
+    known yet."""
     with suppress(OSError):
         command = (directory / "cmdline").read_bytes()
         if not command:

@@ -1,17 +1,17 @@
-"""A lock for processes anywhere in a Ray cluster: it has an owner, a fair queue, and a lease that ends when its holder does.
+"""A lock for processes anywhere in a Ray cluster. It has an owner, a fair queue, and a lease that ends when its holder ends.
 
     lock = Lock.remote()                                     handles can be passed to actors and tasks
     ray.get(lock.acquire.remote(timeout=30))                 True, or False when the time is up
-    ray.get(lock.release.remote())                           an error for everybody but the owner
-    with lock.held(timeout_s=30): ...                        the same in one
+    ray.get(lock.release.remote())                           an error if the caller is not the owner
+    with lock.held(timeout_s=30): ...                        acquire and release in one
 
     process ── Lock (handle) ── acquire, release: actor calls ──► _LockKeeper (one actor)
                     └────────── a TCP connection, open as long as the process lives ──┘
 
-The connection is the lease. The kernel closes it the moment a process ends, however it ends, and sends its keep-alive probes even
-while the process is stopped or holds the interpreter for long. So a dead holder is noticed at once (a lost node within
-`tcp.LOST_S`), and a busy holder is never taken for dead. An unfinished Ray call of the holder would reveal its death too, but it
-would keep an actor from leaving by itself (`exit_actor` waits for the calls that the actor made).
+The connection is the lease. The kernel closes the connection the moment a process ends, however it ends, and sends keep-alive
+probes even while the process is stopped or holds the interpreter for long. So a dead holder is noticed at once (a lost node
+within `tcp.LOST_S`), and a busy holder is never taken for dead. An unfinished Ray call of the holder would reveal its death too,
+but would keep an actor from ending by itself (`exit_actor` waits for the calls that the actor made).
 """
 
 import asyncio
@@ -35,18 +35,19 @@ import ray
 from open_instruct.system.tcp import notice_a_lost_machine
 
 ACQUIRE_S = 120.0
-"""How long `acquire` waits unless told otherwise."""
+"""How long `acquire` waits by default."""
 REPLY_S = 30.0
 """How long the keeper may take to answer, in addition to a caller's own timeout."""
 MAX_WAITING = 10_000
-"""Most calls that the keeper can have open. A call that waits for the lock is an open call."""
+"""Most calls that can be open at the keeper. A call that waits for the lock is an open call."""
 
 
 class Lock:
-    """A handle on a lock. The handle finds out who the owner is, so callers pass nothing.
+    """A handle on a lock. The handle finds out which process or task is the owner, so callers do not name themselves.
 
-    If the caller is an actor or the driver, its process owns the lock, so that one method may acquire and another release. In a
-    task the lease belongs to the handle, which the task gets as an argument, so the lease ends with the task at the latest.
+    If the caller is an actor or the driver, its process owns the lock, so one method may acquire the lock and another may release
+    it. In a task the lease belongs to the handle, which the task gets as an argument, so the lease ends with the task at the
+    latest.
     """
 
     def __init__(self, keeper: Any) -> None:
@@ -58,7 +59,7 @@ class Lock:
 
     @staticmethod
     def options(**ray_options: Any) -> "_Remote":
-        """Options as of any Ray actor: `Lock.options(name="broadcast").remote()`."""
+        """The same options as for any Ray actor: `Lock.options(name="broadcast").remote()`."""
         keeper_class = ray.remote(_LockKeeper).options(**{"num_cpus": 0, "max_concurrency": MAX_WAITING, **ray_options})
         return _Remote(lambda: Lock(keeper_class.remote()))
 
@@ -66,7 +67,8 @@ class Lock:
     def acquire(self) -> "_Remote":
         """`acquire.remote(timeout=…)`, in seconds: a reference to True, or to False when the time is up.
 
-        First come, first served. 0 takes the lock only if it is free. A process that has the lock or waits for it gets an error.
+        First come, first served. A timeout of 0 takes the lock only if it is free. A process that already has the lock, or waits
+        for it, gets an error.
         """
         return _Remote(self._acquire)
 
@@ -82,11 +84,11 @@ class Lock:
 
     @contextlib.contextmanager
     def held(self, timeout_s: float = ACQUIRE_S) -> Iterator[None]:
-        """Own the lock for the length of a `with` block. Raises `TimeoutError` that names the owner of the lock."""
+        """Own the lock for the length of a `with` block. Raises a `TimeoutError` that names the owner of the lock."""
         try:
             got_it = ray.get(self._acquire(timeout_s), timeout=timeout_s + REPLY_S)
         except ray.exceptions.GetTimeoutError:
-            self._line().close()  # otherwise the lock might become ours later without our knowing
+            self._line().close()  # otherwise the keeper might later grant the lock, and this process would not know
             raise
         if not got_it:
             holder = ray.get(self._keeper.holder.remote(), timeout=REPLY_S)
@@ -140,7 +142,7 @@ class _Remote:
 
 
 class _Line:
-    """The connection of this process (or task) to a lock's keeper, and the name under which the keeper knows it."""
+    """The connection of this process (or task) to a lock's keeper, and the key by which the keeper knows it."""
 
     def __init__(self, keeper: Any) -> None:
         self.key = uuid.uuid4().hex
@@ -153,7 +155,7 @@ class _Line:
         self._socket.setblocking(False)
 
     def is_open(self) -> bool:
-        """Whether the connection is open. The keeper sends nothing more, so anything that can be read is the connection's end."""
+        """Whether the connection is open. The keeper sends nothing more, so the only thing to read is the connection's end."""
         try:
             return bool(self._socket.recv(1))
         except BlockingIOError:
@@ -177,7 +179,7 @@ def _close_line(place: tuple[str, str | None], line: _Line) -> None:
 
 
 def _forget_lines_in_child() -> None:
-    """A forked process would keep its parent's leases alive after the parent's death."""
+    """Close the connections in a forked process. Otherwise it would keep its parent's leases alive after the parent's death."""
     global _lines_lock
     _lines_lock = threading.Lock()  # another thread of the parent may have held it
     for place, line in list(_lines.items()):
@@ -222,11 +224,11 @@ class _Waiter:
 
 
 class _LockKeeper:
-    """The actor behind the handles. All of it runs in one event loop: between two `await`s nobody interferes."""
+    """The actor behind the handles. It runs in one event loop, so nothing else runs between two `await`s."""
 
     def __init__(self) -> None:
         self._password = secrets.token_hex(16)
-        """A process that connects without it does not belong to this cluster."""
+        """A process that connects without the password does not belong to this cluster."""
         self._door: asyncio.Server | None = None
         self._opening = asyncio.Lock()
         self._owners: dict[str, _Owner] = {}
@@ -235,7 +237,7 @@ class _LockKeeper:
         self._queue: deque[_Waiter] = deque()
 
     async def open_door(self) -> tuple[str, int, str]:
-        """Where to connect to, and the password."""
+        """Host, port and password of the connection."""
         host = ray.util.get_node_ip_address()
         async with self._opening:
             if self._door is None:
@@ -252,7 +254,7 @@ class _LockKeeper:
             owner = self._owners[hello["key"]] = _Owner(hello["key"], hello["name"])
             try:
                 writer.write(b"\n")
-                await reader.read()  # nothing is ever sent: this ends when the connection does
+                await reader.read()  # nothing is ever sent, so this returns when the connection ends
             finally:
                 del self._owners[owner.key]
                 self._leave(owner)
@@ -297,7 +299,7 @@ class _LockKeeper:
         return self._owners[key]
 
     def _leave(self, owner: _Owner) -> None:
-        """`owner` has done with the lock, or with waiting for it."""
+        """Let `owner` give up the lock, or stop waiting for it."""
         for waiter in [waiter for waiter in self._queue if waiter.owner is owner]:
             self._queue.remove(waiter)
             waiter.is_granted.set_result(False)

@@ -1,4 +1,4 @@
-"""Limits who can reach the Ray that a run starts: this machine alone, with a token that no other user can read.
+"""Limits access to the Ray that a run starts to this machine, with a token that no other user can read.
 
 Without a token, anybody who reaches a Ray cluster can run any code on it.
 """
@@ -20,15 +20,15 @@ TOKEN = Path(".ray") / "auth_token"
 
 
 class NoSuchCluster(ValueError):
-    """The Ray cluster that is to be joined cannot be. The message has the cure."""
+    """The Ray cluster that the run should join cannot be reached. The message says what to do."""
 
 
 def cluster_to_join() -> str | None:
-    """Address of the cluster that `ray.init` would join, that of RAY_ADDRESS or one that `ray start` has started here. None
-    where Ray would start one.
+    """Address of the cluster that `ray.init` would join: the cluster of RAY_ADDRESS, or a cluster that `ray start` has started
+    here. None if Ray would start a new cluster.
 
     Raises:
-        NoSuchCluster: the address is none, or nobody answers there. Ray itself would try for many minutes.
+        NoSuchCluster: the address is malformed, or no cluster answers there. Ray itself would try for many minutes.
     """
     cure = "Start that cluster, or set RAY_ADDRESS=local for a Ray of this run's own."
     try:
@@ -51,11 +51,11 @@ def cluster_to_join() -> str | None:
 
 @contextmanager
 def this_machine_alone() -> Iterator[None]:
-    """A Ray that is started in the block listens on the loopback interface alone, and only this user can read its token.
+    """A Ray that is started in the block listens only on the loopback interface, and only this user can read its token.
 
     For Ray 2.60: only the setting that Ray has for Windows and macOS makes it choose the loopback address as the address of a
     node, and Ray reads this setting when it is imported. tests/cluster/test_ray_security.py notices. The setting ends with the
-    block, so that what this process starts later, perhaps a cluster of several nodes, does not inherit it.
+    block, so that programs that this process starts later, perhaps a cluster of several nodes, do not inherit it.
     """
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         _make_private_token(Path.home() / TOKEN)
@@ -73,7 +73,7 @@ def this_machine_alone() -> Iterator[None]:
 
 
 def _make_private_token(path: Path) -> None:
-    """Make sure that there is a token and that only this user can read it. Ray itself would make a token for all to read."""
+    """Make sure that a token exists and only this user can read it. Ray itself would make a token that every user can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,5 +1,5 @@
-"""What Ray does not provide: which devices a process sees, which device it computes on, a file that the processes of a job
-share on a machine, and a lock (see `ray_lock`)."""
+"""Functions that Ray does not provide: which devices a process sees, on which device it computes, a file that the processes of a
+job share on a machine, and a lock (see `ray_lock`)."""
 
 import os
 import re
@@ -36,31 +36,31 @@ NOSET_VISIBLE_DEVICES_ENV_VARS_LIST = [
 
 
 def ray_noset_visible_devices(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether Ray leaves the visible devices alone, so that a worker sees all devices of its node. Reads values as Ray does."""
+    """Whether Ray does not set the visible devices, so a worker sees all devices of its node. Reads the values as Ray does."""
     return any(env.get(name, "").lower() in ("1", "true") for name in NOSET_VISIBLE_DEVICES_ENV_VARS_LIST)
 
 
 def file_of_job(name: str) -> Path:
-    """A file of this name for the processes that this Ray job has on this machine, in the directory of Ray's session."""
+    """Path of a file of this name that this Ray job's processes on this machine share, in the directory of Ray's session."""
     session: str = ray._private.worker._global_node.get_session_dir_path()
     return Path(session) / f"open_instruct-{ray.get_runtime_context().get_job_id()}-{name}"
 
 
 def get_physical_gpu_id() -> str:
-    """Which device this process computes on; equal for two processes exactly if they share it.
+    """An id of the device on which this process computes. Two processes have the same id exactly if they share the device.
 
-    On GPU its UUID, as torch tells it: the same in every container and whichever devices are visible. On CPU it is
-    `CPU-<Ray's id of the node>-<slot>`. The slot is the bundle of the placement group that the worker was put in (id of the group
-    and index), because on CPU a bundle stands for a device: workers that share a bundle share the slot, and a worker that is
-    restarted in its bundle keeps the slot. A worker without a bundle is a slot of its own, for as long as it lives.
+    On GPU the id is the GPU's UUID from torch: the same in every container, whichever devices are visible. On CPU it is
+    `CPU-<Ray's id of the node>-<slot>`. The slot is the worker's bundle in its placement group (id of the group and index),
+    because on CPU a bundle stands for a device: workers in the same bundle have the same slot, and a worker that is restarted in
+    its bundle keeps the slot. A worker without a bundle has a slot of its own for as long as it lives.
     """
     return gpu_uuid() or _cpu_slot()
 
 
 def _cpu_slot() -> str:
     context = ray.get_runtime_context()
-    # Ray 2.60 tells in which bundle a worker is only by the names of its resources: `CPU_group_<index>_<group>`. Every worker of
-    # a group also has a bit of a resource `bundle`, which may be of another bundle where none was asked for, so it comes last.
+    # In Ray 2.60 only the names of a worker's resources say in which bundle it is: `CPU_group_<index>_<group>`. Every worker of a
+    # group also has a bit of a resource `bundle`, possibly of another bundle if the worker asked for none, so it is sorted last.
     names = sorted(context.worker.core_worker.resource_ids(), key=lambda name: name.startswith("bundle_group_"))
     indexed = (re.fullmatch(r".+_group_(\d+)_([0-9a-f]+)", name) for name in names)
     bundles = [f"{match[2]}.{match[1]}" for match in indexed if match]

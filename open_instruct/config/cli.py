@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get
 
 import yaml
 
-from open_instruct.config.foreign_options import ForeignOptions
+from open_instruct.config.open_instruct_options import ForeignOptions
 from open_instruct.config.yaml_text import BadYaml, check_yaml, texts_as_written, unreadable_value
 from open_instruct.registry import option_fields, option_kinds
 from open_instruct.system.secret_masking import without_secrets

@@ -11,8 +11,8 @@ from typing import Any
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
-from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.open_instruct_options import ForeignOptions
 from open_instruct.environments.base import ENVIRONMENTS
 from open_instruct.registry import Registry, option_groups
 from open_instruct.user_modules import UserModuleError, import_user_module

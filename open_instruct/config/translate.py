@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from open_instruct.config.foreign_options import (
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.open_instruct_options import (
     BY_VALUE,
     OTHER_VALUES,
     REFUSED,
@@ -26,7 +27,6 @@ from open_instruct.config.foreign_options import (
     WITHOUT_EFFECT,
     asks_for_nothing,
 )
-from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import option_kinds
 from open_instruct.workflows.conversations.options import SERVICES
 

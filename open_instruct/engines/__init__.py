@@ -1,1 +1,1 @@
-"""vLLM engines: started, stepped, put to sleep, given new weights."""
+"""vLLM engines: how they start, step, sleep, and receive new weights."""

@@ -16,7 +16,7 @@ class ControlCalls:
 
     Args:
         engine_id: for messages.
-        lock: notified when a command comes.
+        lock: notified when a command is posted.
         timeout_s: how long a caller waits.
     """
 
@@ -34,8 +34,8 @@ class ControlCalls:
     def run(self, command: Callable[[], Any]) -> Any:
         """Run `command` between two engine steps and return what it returns.
 
-        Raises `TimeoutError` if the engine thread does not begin the command in time, which then never runs, or does not finish
-        it.
+        Raises `TimeoutError` if the engine thread does not begin the command in time (the command then never runs), or does not
+        finish it in time.
         """
         done: Future = Future()
         with self._lock:
@@ -49,15 +49,15 @@ class ControlCalls:
             return done.result(timeout=self._timeout_s)
         except TimeoutError as error:
             if done.done():
-                raise  # the command's own
+                raise  # the command itself raised it
             did_not = "take up" if done.cancel() else "finish"
             raise TimeoutError(
                 f"engine {self._engine_id}: the engine thread did not {did_not} a control call for {self._timeout_s:g} s"
             ) from error
 
     def serve(self) -> None:
-        """Run all waiting commands; called by the engine thread. An error goes to the command's caller. `EngineCoreLost` is also
-        raised here, because the engine itself is lost then."""
+        """Run all waiting commands; called by the engine thread. The command's caller gets its error. `EngineCoreLost` is also
+        raised here, because it means that the engine itself is lost."""
         while self._waiting:
             command, done = self._waiting.popleft()
             if not done.set_running_or_notify_cancel():
@@ -71,7 +71,7 @@ class ControlCalls:
                 done.set_exception(error)
 
     def close(self) -> None:
-        """The engine thread ends, so callers that still wait get the error of an engine that can only be replaced."""
+        """The engine thread ends. Callers that still wait get `EngineCoreLost`, because this engine can only be replaced."""
         with self._lock:
             self.is_served = False
             self._lock.notify_all()

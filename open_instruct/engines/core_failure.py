@@ -1,4 +1,4 @@
-"""Why the process of an engine's core did not start. vLLM tells its caller only that it did not; the rest was printed."""
+"""Finds out why the process of an engine's core did not start. vLLM's exception does not say why; its printed output does."""
 
 import os
 import re
@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 NOT_STARTED = "Engine core initialization failed"
-"""What vLLM's error begins with."""
+"""The beginning of vLLM's error message."""
 MOST_BYTES = 2**20
-"""Of the output that are looked at, from the end."""
+"""Bytes at the end of the output that are searched for the cause."""
 _ERROR = re.compile(
     r"^\([^)]*\) ERROR [^\]]*\] (?P<error>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)$", re.MULTILINE
 )
@@ -18,7 +18,7 @@ _ERROR = re.compile(
 
 @contextmanager
 def cause_is_told() -> Iterator[None]:
-    """In the block an engine is started. If its core fails, the error says why, and where the core's output is.
+    """Put this around the start of an engine. If the engine's core fails to start, the error says why, and where its output is.
 
     Raises:
         RuntimeError: that error, in place of vLLM's.
@@ -38,13 +38,13 @@ def cause_is_told() -> Iterator[None]:
 
 
 def cause_in(output: str) -> str:
-    """The first error that a process of vLLM has logged, because those after it follow from it; "" if there is none."""
+    """The first error that a process of vLLM has logged, because it causes the later errors; "" if there is none."""
     found = _ERROR.search(output)
     return found["error"].strip() if found else ""
 
 
 def _output_files() -> Iterator[Path]:
-    """The files that this process prints to, which those that it starts have inherited."""
+    """The files that this process prints to. Its child processes have inherited them."""
     for descriptor in (1, 2):
         with suppress(OSError):
             path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))

@@ -1,9 +1,9 @@
 """Weight transports for a machine without a GPU that work like those for GPUs: `gloo` like `nccl`, `shm` like `ipc`.
 
-Both run vLLM's own classes on both sides, packed as on GPU. The calls that these classes would make to CUDA are answered here
+Both run vLLM's own classes on both sides, packed as on GPU. This module answers the calls that these classes make to CUDA
 (`stand_in_for_cuda`). So start, update and finish are three calls, the model changes as the weights arrive, a collective hangs
-when a member dies, and a shared buffer is refilled while others may still read it. An error of the GPU transports therefore
-happens here too, where tests can see it.
+when a member dies, and a shared buffer is refilled while others may still read it. A bug of the GPU transports therefore
+appears here too, where tests can see it.
 
 For vLLM 0.32. `tests/scenarios/test_gpu_transports.py` notices when the classes ask CUDA for something else.
 """
@@ -26,11 +26,11 @@ from open_instruct.engines.engine_cleanup import SHARED_MEMORY, mapped
 from open_instruct.engines.vllm_weight_transfer import AbortableNCCLEngine, WatchedIPCEngine
 
 POLL_S = 0.0005
-"""How often a broadcast looks whether it is done or was aborted."""
+"""How often a broadcast checks whether it is done or was aborted."""
 FOREVER = timedelta(days=1)
 """NCCL has no time limit of its own, so gloo gets none either."""
 THIS_NODE = "cpu"
-"""In place of the UUID of the GPU that a learner and an engine share."""
+"""Stands in for the UUID of the GPU that a learner and an engine share."""
 
 
 class GlooWeightTransferEngine(AbortableNCCLEngine):
@@ -83,7 +83,7 @@ def _has_succeeded(work: Any) -> bool:
 
 
 def stand_in_for_cuda() -> None:
-    """Replace CUDA for vLLM's NCCL and IPC engines in this process by functions for CPU. Calling it again does nothing."""
+    """In this process, replace CUDA by functions for CPU in vLLM's NCCL and IPC engines. Calling it again does nothing."""
     assert not torch.cuda.is_available(), "gloo and shm are for machines without a GPU"
     stand_in: Any = _TorchOnCPU()
     for module in (base, ipc_engine, nccl_common, nccl_engine, packed_tensor):
@@ -100,8 +100,8 @@ def _join_group(master_address: str, master_port: int, rank: int, world_size: in
 
 
 def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
-    """Like torch's `reduce_tensor` for a CUDA tensor: a function and its arguments, with which another process of the node opens
-    the same memory.
+    """Like torch's `reduce_tensor` for a CUDA tensor: returns a function and its arguments. Another process of the node calls the
+    function to open the same memory.
 
     As in `reduce_tensor`, classes are among the arguments, and msgpack refuses classes.
     """
@@ -128,7 +128,7 @@ def _share(tensor: torch.Tensor) -> tuple[Any, tuple]:
 
 
 _in_use: set[Path] = set()
-"""Files of the memory that this process shares now."""
+"""Files of the shared memory that this process uses now."""
 _done_with: set[Path] = set()
 """Files that this process no longer uses. The last process to close such a file removes it."""
 
@@ -139,8 +139,8 @@ def _note_end(path: Path) -> None:
 
 
 def _remove_what_nobody_has_open() -> None:
-    """Remove files that no process has open. torch counts the users of a file inside the file, so an engine that was killed would
-    count for ever and the file would stay."""
+    """Remove files that no process has open. torch counts the users of a file inside the file. An engine that was killed would
+    stay in this count, and torch would never remove the file."""
     _done_with.intersection_update([path for path in _done_with if path.exists()])
     if not _done_with:
         return

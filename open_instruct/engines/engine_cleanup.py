@@ -2,7 +2,7 @@
 
 An engine core in a process of its own outlives its actor when the actor is killed from outside. The core keeps its GPU memory, so
 a replacement finds no room. vLLM 0.32 ends its CPU workers without removing their files, and an engine that is killed removes
-nothing at all. So a small process stands by to do it (`cleanup_process.py`).
+nothing at all. So a small process stands by to clean up (`cleanup_process.py`).
 """
 
 import os
@@ -17,17 +17,17 @@ from open_instruct.system.cleanup_process import ENGINE_MARK, CleanupProcess
 
 SHARED_MEMORY = Path("/dev/shm")
 SEMAPHORE = "sem.mp-"
-"""Beginning of the file names of Python's own semaphores."""
+"""Prefix of the file names of Python's own semaphores."""
 cleanup_processes: list[CleanupProcess] = []
-"""The stand-by process of each engine here that has processes of its own. Their pipes stay open as long as this process lives."""
+"""One stand-by process for each engine here that has its own processes. Their pipes stay open as long as this process lives."""
 
 
 @contextmanager
 def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
-    """To put around the start of an engine. Processes that the block starts are killed when this process ends, also if it ends
+    """Put this around the start of an engine. Processes that the block starts are killed when this process ends, even if it ends
     inside the block.
 
-    Then `abort_file` is removed too, and the files that those processes had in shared memory at the end of the block.
+    `abort_file` is then removed too, and so are the files that those processes had in shared memory at the end of the block.
     """
     not_of_the_engine = child_processes()
     os.environ[ENGINE_MARK] = uuid.uuid4().hex
@@ -38,7 +38,7 @@ def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
         of_the_engine = child_processes() - not_of_the_engine
     finally:
         del os.environ[ENGINE_MARK]
-        if not of_the_engine:  # nothing to clean up, or vLLM ends what it had begun to start
+        if not of_the_engine:  # nothing to clean up, or vLLM itself ends the processes that it had started
             cleanup.dismiss()
     if of_the_engine:
         cleanup.tell(of_the_engine, files_of_workers())
@@ -46,7 +46,7 @@ def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
 
 
 def child_processes() -> set[int]:
-    """Process ids of everything below this process."""
+    """Process ids of all descendants of this process."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 

@@ -1,6 +1,6 @@
-"""What vLLM puts into the directory of temporary files, sockets above all, lies in a directory of the engine, which goes with it.
+"""Each engine has its own directory for vLLM's temporary files (mostly sockets). The directory is removed when the engine ends.
 
-An engine that is killed cannot remove its directory. The next engine on the node does, and knows by a lock who is dead.
+An engine that is killed cannot remove its directory. The next engine on the node does; a lock shows which engines are dead.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RPC_DIRECTORY = "VLLM_RPC_BASE_PATH"
-"""The variable that says where vLLM puts its sockets, which it never removes."""
+"""The variable that says where vLLM puts its sockets. vLLM never removes them."""
 PREFIX = "open_instruct-engine-"
 LONGEST_PATH = 107 - len("/00000000-0000-0000-0000-000000000000")
-"""Longest path of a directory in which vLLM can make a socket: 107 bytes are what the kernel takes."""
+"""Longest path of a directory in which vLLM can make a socket: the kernel takes at most 107 bytes for the socket's path."""
 _LOCK = "lock"
 _of_this_process: "list[EngineFiles]" = []
 
 
 class EngineFiles:
-    """The directory of one engine, as long as this process lives; `path` is None where it would be too long for a socket."""
+    """The directory of one engine, for as long as this process lives; `path` is None if it would be too long for a socket."""
 
     def __init__(self) -> None:
         remove_those_of_the_dead()
@@ -33,24 +33,24 @@ class EngineFiles:
             self.path = None
             return
         new = directory / f"{_LOCK}.new"
-        self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)  # children do not hold it
+        self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)  # children do not hold the lock
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         new.rename(directory / _LOCK)  # an engine that starts at this moment finds no lock, or a held one
         _of_this_process.append(self)
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables with which vLLM puts its sockets there."""
+        """Environment variables that make vLLM put its sockets into the directory."""
         return {} if self.path is None else {RPC_DIRECTORY: str(self.path)}
 
     @contextlib.contextmanager
     def take_temporary_files(self) -> Iterator[None]:
-        """To put around the start of an engine in this process: its temporary files go into the directory too."""
+        """Put this around the start of an engine in this process, so that its temporary files go into the directory too."""
         if self.path is None:
             yield
             return
         os.environ |= self.env
-        # What torch has compiled stays where other engines find it.
+        # Code that torch has compiled stays where other engines find it.
         os.environ.setdefault(
             "TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
         )
@@ -75,11 +75,11 @@ def remove_own_files() -> None:
 
 
 def remove_those_of_the_dead() -> None:
-    """Remove the directories of engines whose process has ended, and with it the lock that it held."""
+    """Remove the directories of engines whose process has ended. Such a process no longer holds its lock."""
     for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             lock = os.open(directory / _LOCK, os.O_RDWR)
-        except OSError:  # just being made, removed by somebody else, or another user's
+        except OSError:  # the directory is just being made, was removed by another process, or belongs to another user
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

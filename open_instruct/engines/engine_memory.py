@@ -1,4 +1,4 @@
-"""How much memory the engines will need, from the model's configuration alone."""
+"""Estimates how much memory the engines will need, from the model's configuration only."""
 
 import re
 from collections import Counter
@@ -13,17 +13,17 @@ from open_instruct.device_memory import power_of_two
 BLOCK_TOKENS = 16
 """Tokens of a block of the key-value cache: on GPU vLLM's default, on CPU a multiple of it."""
 COPIES_ON_CPU = 2.6
-"""Weights that an engine holds on CPU: vLLM packs those of linear layers, and while new ones come it has both. This and what
-follows as measured (`benchmarks/memory.py`)."""
+"""Copies of the weights that an engine holds on CPU: vLLM packs the weights of linear layers, and during an update it holds old
+and new weights. This number and the following ones are measured (`benchmarks/memory.py`)."""
 COPIES_WITH_ADAPTERS = 1.5
-"""The same where adapters alone come, and the rest is read from the model's files."""
+"""The same where only adapters are sent, and the other weights are read from the model's files."""
 COPIES_OF_TEACHER = 1.3
-"""The same where no weights come. As measured with 164 M parameters."""
+"""The same where no weights are sent. Measured with 164 M parameters."""
 ALONE_BYTES = 10 * 2**20
-"""Torch gives tensors from this size on memory of their own, and puts smaller ones together."""
+"""Torch allocates separate memory for a tensor of at least this size, and puts smaller tensors together."""
 _JOINED = re.compile(r"\b(?:[qkv]|gate|up)_proj\b")
 PROGRAM_BYTES = 1750 * 2**20
-"""What an engine takes on CPU before it has a model: Python, torch, vLLM, and tensors of one step."""
+"""Memory that an engine takes on CPU before it has a model: Python, torch, vLLM, and tensors of one step."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class EngineMemory:
 
     weights: int
     cache: int
-    """0 where the GPUs are on other machines, so that their size is not known."""
+    """0 where the GPUs are on other machines, because their size is then not known."""
     num_cached_tokens: int
     """Tokens whose keys and values the cache holds, of all sequences together."""
     program: int
-    """What the process takes without a model; 0 on GPU, where it depends on the driver."""
+    """Memory that the process takes without a model; 0 on GPU, where it depends on the driver."""
     asleep: int = 0
-    """Main memory that the weights take while the worker sleeps with them; 0 on CPU, where they stay where they are."""
+    """Main memory that the weights take while the worker sleeps and keeps them; 0 on CPU, where sleep moves no weights."""
 
     @property
     def total(self) -> int:
@@ -46,7 +46,7 @@ class EngineMemory:
 
 
 def teacher_memory(args: GRPOConfig, device: Device) -> EngineMemory | None:
-    """What each worker of the teacher's engines needs; None without a teacher."""
+    """Memory that each worker of the teacher's engines needs; None without a teacher."""
     if args.teacher_model_name_or_path is None:
         return None
     as_policy = replace(
@@ -60,7 +60,8 @@ def teacher_memory(args: GRPOConfig, device: Device) -> EngineMemory | None:
 
 
 def engine_memory(args: GRPOConfig, device: Device, *, copies_on_cpu: float | None = None) -> EngineMemory:
-    """What each worker of an engine needs. `copies_on_cpu` of its weights; None: as new weights come to it."""
+    """Memory that each worker of an engine needs, with `copies_on_cpu` copies of its weights. None: the copies that an engine
+    needs to receive new weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -92,9 +93,9 @@ def engine_memory(args: GRPOConfig, device: Device, *, copies_on_cpu: float | No
 
 
 def page_locked_bytes(tensors: Mapping[str, int]) -> int:
-    """What vLLM's sleep takes of main memory for weights, given bytes by name: it copies each to page-locked memory, which torch
-    hands out in powers of two (`CachingHostAllocator`) and keeps. vLLM joins the projections of queries, keys and values, and of
-    gate and up."""
+    """Main memory that vLLM's sleep takes for weights, given their bytes by name. vLLM copies each weight to page-locked memory,
+    which torch hands out in powers of two (`CachingHostAllocator`) and keeps. vLLM joins the projections of queries, keys and
+    values, and of gate and up."""
     joined: Counter[str] = Counter()
     for name, num_bytes in tensors.items():
         joined[_JOINED.sub("", name)] += num_bytes

@@ -1,12 +1,12 @@
-"""When an engine gives memory back, and how it takes the memory again.
+"""When an engine releases memory, and how it takes the memory back.
 
     awake ── nothing to do for `after_s` ──► asleep (level 1: weights in main memory, 2: weights dropped; no key-value cache)
       ▲                                         │ a prompt or new weights arrive
-      └──── kv_cache ◄── weights ◄──────────────┘        level 2 serves only once new weights have come
+      └──── kv_cache ◄── weights ◄──────────────┘        level 2 serves only once new weights have arrived
 
-An engine that was told to sleep wakes only when it is told to, because others compute on its device meanwhile.
+An engine that sleeps on request wakes only on request, because other processes compute on its device meanwhile.
 
-On CPU vLLM's sleep releases nothing and warns about it. So the states and their order are the same there, without calls to vLLM.
+On CPU vLLM's sleep releases nothing and logs a warning. So the states and their order are the same there, without calls to vLLM.
 """
 
 import time
@@ -23,7 +23,7 @@ class SleepOptions:
     """How an engine sleeps."""
 
     after_s: float | None = None
-    """Seconds without work after which the engine sleeps. None: it sleeps only when it is told to."""
+    """Seconds without work after which the engine sleeps. None: it sleeps only on request."""
     level: int = 1
     calls_vllm: bool = False
     """Whether the device can release memory."""
@@ -40,13 +40,13 @@ class EngineSleep:
         self._asleep_since: float | None = None
         self._released: set[str] = set()
         self.needs_weights = False
-        """The weights were dropped, so nothing may be generated until new weights have come."""
+        """The weights were dropped, so nothing may be generated until new weights have arrived."""
         self.sleeps_on_request = False
-        """The engine sleeps because it was told to, so prompts do not wake it."""
+        """The engine sleeps on request, so prompts do not wake it."""
         self.num_sleeps = 0
         self.asleep_s = 0.0
         self.memory_released_bytes = 0
-        """What the last sleep gave back, as measured on the devices of the engine."""
+        """Memory that the last sleep released, as measured on the devices of the engine."""
 
     @property
     def is_asleep(self) -> bool:
@@ -54,11 +54,11 @@ class EngineSleep:
 
     @property
     def may_admit(self) -> bool:
-        """Whether prompts may be taken up, which wakes an engine that sleeps."""
+        """Whether prompts may be admitted. Admitting a prompt wakes an engine that sleeps."""
         return not self.needs_weights and not (self.is_asleep and self.sleeps_on_request)
 
     def note_activity(self) -> None:
-        """Something is being generated, or was just now."""
+        """Note that the engine generates something, or has just done so."""
         self._idle_since = self._clock()
 
     def sleep_if_due(self) -> None:
@@ -67,7 +67,7 @@ class EngineSleep:
             self.release()
 
     def release(self, *, on_request: bool = False, level: int | None = None) -> int:
-        """Fall asleep, by default at the level of the options. Returns the bytes that this gave back."""
+        """Fall asleep, by default at the level of the options. Returns the number of bytes released."""
         self.sleeps_on_request = on_request
         if self.is_asleep:
             return 0

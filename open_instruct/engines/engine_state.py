@@ -1,8 +1,8 @@
-"""What an engine may do now, decided in one place from everything that can hold it back.
+"""Decides in one place what an engine may do now, from everything that can hold it back.
 
             admits requests   steps   left by
 serving     yes               yes     sleep, an update, `drain`, `stop`
-asleep      yes, and wakes    -       a request; told to sleep, or without weights: `wake_up`, an update
+asleep      yes, and wakes    -       a request; asleep on request, or without weights: `wake_up`, an update
 draining    no                yes     `open`, or its time limit
 updating    no                no      the end of the update
 stopped     no                no      -
@@ -49,12 +49,12 @@ class EngineState:
 
     @property
     def may_fall_asleep(self) -> bool:
-        """No engine falls asleep between the begin of an update and its end, because sleep gives the memory of weights back."""
+        """No engine falls asleep between the begin of an update and its end, because sleep releases the memory of the weights."""
         return not self._receiver.is_under_way
 
     @property
     def shall_generate(self) -> bool:
-        """Whether an engine that has requests must make steps. If it makes none, it has a fault."""
+        """Whether an engine that has requests must make steps. If it then makes none, the engine is faulty."""
         return self._sleep.may_admit and not self._receiver.is_under_way
 
     def drain(self, timeout_s: float) -> None:

@@ -17,15 +17,15 @@ from open_instruct.workflows.runner import Answer
 IDLE_S = 0.05
 """Longest wait of the engine thread when it has nothing to generate."""
 FIRST_REQUESTS_S = 0.01
-"""Longest wait of an engine that has nothing to generate, once one rollout has made its first request, for the first requests of
-others that have begun. The first step then takes all of them."""
+"""Longest time that an idle engine, after a rollout has made its first request, waits for the first requests of other rollouts
+that have begun. The first step then takes all of these requests."""
 
 
 class GenerationLoop:
     """Steps the engine as long as there is something to generate. Its methods run in the thread that owns the engine.
 
-    `generation_timeout`: seconds that a request may take before it is broken off, without those of weight updates; None is no
-    limit.
+    `generation_timeout`: seconds that a request may take before it is broken off; seconds of weight updates do not count. None is
+    no limit.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class GenerationLoop:
         self._last_step_at = time.monotonic()
 
     def _serve_calls(self) -> bool:
-        """Run control calls. Returns whether the engine may make a step; until then it stands still."""
+        """Run control calls, then wait if the engine may not make a step. Returns whether it may."""
         began = time.monotonic()
         self._calls.serve()
         if not (may_step := self._state.may_step):
@@ -107,14 +107,14 @@ class GenerationLoop:
             prompt = {"prompt_token_ids": held.prompt.tolist()}
             try:
                 self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
-            except Exception as error:  # anybody may write a workflow, and one wrong request must not end the engine
+            except Exception as error:  # users write workflows, and one wrong request must not end the engine
                 if not is_refusal(error):
                     raise
                 self._hand_over(held, held.failed(f"refused by vLLM: {error}"))
 
     def _finish(self, output: Any) -> None:
         held = self._work.get(output.request_id)
-        if held is not None:  # else it was broken off or given up
+        if held is not None:  # None: the request was broken off or given up
             answer = held.answer(output)
             aged = self._kv_ages.aged(held.prompt, output.num_cached_tokens, answer.completions)
             self._hand_over(held, replace(answer, completions=aged))
@@ -124,12 +124,12 @@ class GenerationLoop:
         self._work.hand_over(held, answer)
 
     def _abort_given_up(self) -> None:
-        """Abort requests whose answers nobody waits for any more. They would hold sequences and cache up to their last token."""
+        """Abort requests that were given up. They would occupy sequences and cache up to their last token."""
         if given_up := self._work.take_given_up():
             self._engine.abort_request(given_up)
 
     def _break_off_late_requests(self) -> None:
-        """Abort requests that have taken longer than `generation_timeout`, and answer them with an error. Others go on."""
+        """Abort requests that have taken longer than `generation_timeout`, and answer them with an error. The others go on."""
         limit_s = self._generation_timeout
         if limit_s is None:
             return
@@ -142,7 +142,7 @@ class GenerationLoop:
         """Seconds since the last engine step while there is something to generate and nothing forbids a step; 0 otherwise.
 
         Time in which a step was forbidden does not count: when an engine wakes up with a request that has waited through its
-        sleep, this begins at 0.
+        sleep, `idle_s` begins at 0.
         """
         if not (self._work.has_requests and self._state.shall_generate):
             return 0.0

@@ -1,9 +1,9 @@
-"""How old the key-value cache was that responses were sampled with.
+"""How old the keys and values were that a response attended to.
 
 A token's key and value are computed once and then used for all later tokens. Where weights change meanwhile, tokens of the new
 version attend to keys and values of an old version. The *age* of a response is the version that sampled its newest token minus
-the oldest version whose keys and values the response attended to. With version 7 sampling on top of a prompt that version 4 has
-computed, the age is 3.
+the oldest version whose keys and values the response attended to. Example: version 7 continues a prompt whose keys and values
+version 4 computed, so the age is 3.
 
     prefix cache                     keys and values of a response                                     age
     off                              computed when the request began, kept until it ends               newest - first version
@@ -29,7 +29,7 @@ class KvAges:
 
     Args:
         block_size: tokens of a block.
-        num_blocks: blocks that the cache holds. So many are remembered, those that were computed last.
+        num_blocks: blocks that the cache holds. The versions of this many blocks are remembered, those computed last.
     """
 
     def __init__(self, use: CacheUse, *, block_size: int, num_blocks: int) -> None:
@@ -43,8 +43,9 @@ class KvAges:
 
         Args:
             prompt: (Q,) int32.
-            num_cached: tokens of the prompt whose keys and values were in the cache when the request began. Of a request for
-                several responses vLLM tells it of the one that ended last, which finds what the first one has computed.
+            num_cached: tokens of the prompt whose keys and values were in the cache when the request began. For a request with
+                several responses vLLM gives the number of the response that ended last; it counts blocks that the first
+                response has computed.
         """
         if self._use == "kept":
             oldest = self._oldest_of_prompt(prompt, num_cached or 0)
@@ -52,7 +53,7 @@ class KvAges:
         return [replace(one, kv_age=_age(one, 0 if self._use == "off" else -1)) for one in completions]
 
     def forget(self) -> None:
-        """The cache was emptied."""
+        """Forget all blocks, because the cache was emptied."""
         self._versions.clear()
 
     def _oldest_of_prompt(self, prompt: np.ndarray, num_cached: int) -> int | None:
@@ -69,8 +70,8 @@ class KvAges:
         return one.version_spans[-1][0] - min(first, first if oldest is None else oldest)
 
     def _remember(self, token_ids: np.ndarray, num_cached: int, version: int) -> None:
-        """The blocks behind the cached tokens are computed by `version` or by a newer one, the cached ones by `version` or before
-        it."""
+        """Note that `version` or a newer version computed the blocks after the cached tokens, and `version` or an older version
+        the cached blocks."""
         blocks, num_blocks_cached = self._blocks(token_ids), num_cached // self._block_size
         for block in blocks[:num_blocks_cached]:
             self._versions[block] = min(self._versions.get(block, version), version)
@@ -90,7 +91,7 @@ class KvAges:
 
 
 def _age(one: Completion, oldest: int) -> int | None:
-    """The newest version minus that of the span at position `oldest`."""
+    """The newest version minus the version of the span at position `oldest`."""
     if not one.version_spans:
         return None
     return one.version_spans[-1][0] - one.version_spans[oldest][0]

@@ -1,4 +1,4 @@
-"""Turns answered by OpenAI-compatible servers: slots, least-loaded first, retries with back-off, servers that come and go.
+"""Turns answered by OpenAI-compatible servers: slots, least-loaded first, retries with back-off, servers that go down and return.
 
     generate() ─► ServerPool.acquire ─► POST /completions ─► release
                     waits for a slot of a     │ refused: the request is given up           TurnRejected
@@ -6,8 +6,8 @@
                                               │ server gone: wait until one is back,       EnginesDown after max_server_downtime_s
                                               └ which costs the turn none of its retries
 
-Prompts are sent as token ids. A server that is able to returns token ids too (vLLM: `return_token_ids`). Otherwise the returned
-text is tokenized here and the turn is marked as inexact.
+Prompts are sent as token ids. Some servers return token ids too (vLLM: `return_token_ids`). With other servers the returned text
+is tokenized here and the turn is marked as inexact.
 """
 
 import asyncio
@@ -40,17 +40,18 @@ CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 2.0
 PROBE_INTERVAL_S = 1.0
 MAX_INTERRUPTIONS = 10
-"""Times that a server may go down during one turn without costing the turn a try. Later times count as failures, because the
+"""How often a server may go down during one turn without costing the turn a try. Further times count as failures, because the
 turn itself may be what brings servers down."""
 IDLE_CONNECTION_S = 3.0
-"""Shorter than servers keep an idle connection (vLLM: 5 s), because a server may otherwise close it just as it is used again."""
+"""Shorter than the time that servers keep an idle connection (vLLM: 5 s). Otherwise a server may close a connection just as it is
+used again."""
 PASSING_STATUS = frozenset((408, 429))
 """HTTP statuses below 500 after which another try may succeed."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a server says of its model."""
+    """What a server says about its model."""
 
     name: str
     max_model_len: int | None
@@ -61,7 +62,7 @@ class ServedModel:
 
 @dataclass(eq=False)
 class Server:
-    """One server and the turns that are with it."""
+    """One server and the turns that it is answering."""
 
     url: str
     num_slots: int
@@ -140,7 +141,7 @@ class ServerPool:
         watcher.add_done_callback(self._watchers.discard)
 
     async def _watch(self, server: Server, down_since: float) -> None:
-        """Probe the server until it is back. Once all servers have been gone for too long, those who wait get the error."""
+        """Probe the server until it is back. Once all servers have been gone for too long, all waiting turns get the error."""
         while not await self._is_there(server):
             if (error := self._gone_too_long()) is not None:
                 for waiter in self._waiting:
@@ -187,7 +188,7 @@ class _PassingFailure(Exception):
 
 
 class MalformedReply(ValueError):
-    """A reply that is no completion."""
+    """A reply that is not a completion."""
 
 
 @dataclass
@@ -311,7 +312,7 @@ def parse_choice(content: bytes) -> dict[str, Any]:
         raise MalformedReply("token_ids are no list of whole numbers")
     if logprobs is not None and not (_all(logprobs, int | float) and all(map(math.isfinite, logprobs))):
         raise MalformedReply("log-probs are no list of numbers")
-    # JSON can hold half a surrogate pair, which is no text.
+    # JSON can hold half a surrogate pair, which is not valid text.
     text = text.encode(errors="replace").decode()
     return {"text": text, "finish_reason": finish_reason, "token_ids": token_ids, "logprobs": logprobs}
 
@@ -344,7 +345,7 @@ def read_completion(
 
 
 class ServerProblem(RuntimeError):
-    """A server that a run cannot begin with; the message says why and what to do."""
+    """A run cannot begin with this server; the message says why and what to do."""
 
 
 async def find_model(url: str, name: str, *, headers: Mapping[str, str], timeout_s: float) -> ServedModel:
@@ -374,7 +375,7 @@ def make_session(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSess
 
 
 async def _list_models(session: aiohttp.ClientSession, url: str, timeout_s: float) -> tuple[bytes, str]:
-    """The answer of `/models`, and a problem that may pass ("" if there is none)."""
+    """The answer of `/models`, and a problem that may pass by itself ("" if there is none)."""
     timeout = aiohttp.ClientTimeout(total=max(0.1, min(PROBE_TIMEOUT_S, timeout_s)))
     try:
         async with session.get(f"{url}/models", timeout=timeout) as response:

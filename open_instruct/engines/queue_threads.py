@@ -16,12 +16,12 @@ from open_instruct.system.work_threads import POLL_S, WorkThreads
 class QueueThreads:
     """Pulls prompts and pushes results, while `threads` run.
 
-    The puller asks for a prompt only while the tokens outstanding here are under the engine's limit, so several engines on the
-    same queues share the work by themselves.
+    The puller asks for a prompt only while the engine's outstanding tokens are under its limit. So several engines that use the
+    same queues balance the work among themselves.
 
-    `begin_rollouts` returns at once. `gather_s` is the longest wait of a finished group for others that are under way:
-    each handover takes time from the engine, whose thread shares the interpreter with the pusher, and which on CPU shares its
-    cores with all who handle the result.
+    `begin_rollouts` returns at once. `gather_s` is the longest time that a finished group waits for groups under way, so that
+    they are pushed together. Each push takes time from the engine: the engine thread shares the interpreter with the pusher, and
+    on CPU the engine shares its cores with all processes that handle the result.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class QueueThreads:
         self._finished: queue.SimpleQueue[GenerationResult] = queue.SimpleQueue()
 
     def pull_prompts(self) -> None:
-        """The body of the puller thread. A `ShutdownSentinel` makes it end all threads."""
+        """The body of the puller thread. When it gets a `ShutdownSentinel`, it ends all threads."""
         threads = self._threads
         while not threads.stopping.is_set():
             with threads.lock:
@@ -64,8 +64,8 @@ class QueueThreads:
         self._finished.put(result)
 
     def push_results(self) -> None:
-        """The body of the pusher thread. When the threads end, what is finished leaves the engine all the same, if there is room,
-        so that the checkpoint has it."""
+        """The body of the pusher thread. When the threads are to end, finished groups are still pushed if the queue has room, so
+        that the checkpoint contains them."""
         while not (self._threads.stopping.is_set() and self._finished.empty()):
             try:
                 results = [self._finished.get(timeout=POLL_S)]

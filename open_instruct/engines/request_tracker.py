@@ -1,4 +1,4 @@
-"""What is inside an engine actor: rollouts, their requests to the engine, and finished groups on their way out."""
+"""Tracks what is inside an engine actor: rollouts, their requests to the engine, and finished groups on their way out."""
 
 import math
 import threading
@@ -16,9 +16,9 @@ from open_instruct.engines.vllm_engine import completions_of
 from open_instruct.workflows.runner import Answer
 
 DIRECT = "direct-"
-"""Prefix of the ids of requests that come from a direct call and not from a rollout. The caller has a deadline of its own."""
+"""Prefix of the ids of requests from a direct call, not from a rollout. The caller of a direct call has its own deadline."""
 LENGTHS_KEPT = 256
-"""Finished requests whose mean length is what others are expected to come to."""
+"""Number of finished requests whose mean response length is the length expected of other responses."""
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class TrackedRequest:
     """`RequestTracker.stood_still_s` at its admission."""
 
     def num_tokens(self, response_length: float) -> float:
-        """Tokens that the request comes to if its responses have so many tokens, as far as it may; prompts included."""
+        """Tokens of the request, its prompt included, if each response has this length (at most the length that it may have)."""
         return self.sampling.n * (len(self.prompt) + min(response_length, self.sampling.max_tokens))
 
     def answer(self, output: Any) -> Answer:
@@ -55,9 +55,10 @@ class RequestTracker:
     """The account of one engine actor's work. `lock` guards the account and is notified when something leaves.
 
     Args:
-        max_num_seqs, max_tokens: sequences and tokens that the engine has room for. Once one of them is reached, no further
-            prompt is taken in. Responses are expected to become as long as the last ones were, because with as many tokens as
-            they may have, few would fit where few use them up. Where they become longer, vLLM has some of them wait.
+        max_num_seqs, max_tokens: sequences and tokens that the engine has room for. Once one of the two is reached, no further
+            prompt is taken in. The estimate expects responses as long as recent responses were. With their maximum length
+            instead, few prompts would fit, although few responses reach it. If responses become longer than expected, vLLM
+            makes some of them wait.
         version: version of the weights that the engine serves.
     """
 
@@ -70,15 +71,15 @@ class RequestTracker:
         """Requests of rollouts and of direct calls, by request id."""
         self._to_admit: deque[TrackedRequest] = deque()
         self._given_up: list[str] = []
-        """Ids of requests that the engine has although nobody waits for their answers any more."""
+        """Ids of requests that the engine still has although no caller waits for their answers."""
         self._rollouts: dict[str, PromptRequest | None] = {}
         """Rollouts under way, by prompt id. The value is the prompt until its rollout makes the first request, then None."""
         self._outgoing: set[str] = set()
         """Prompt ids of finished groups that are not in the results queue yet."""
         self._lengths: deque[float] = deque(maxlen=LENGTHS_KEPT)
-        """Mean lengths in tokens of the responses to the last finished requests."""
+        """Mean response length in tokens of each of the last finished requests."""
         self.stood_still_s = 0.0
-        """Seconds in which the engine ran control calls, or was held by a weight update. They do not count towards the time limit
+        """Seconds in which the engine ran control calls or was held by a weight update. They do not count towards the time limit
         of a request."""
         self.began_at = time.monotonic()
         """When the engine actor last went from having no request to having one."""
@@ -92,13 +93,13 @@ class RequestTracker:
             return [prompt for prompt in prompts if prompt.issue_version <= self._version]
 
     def set_version(self, version: int) -> list[PromptRequest]:
-        """The engine serves `version` from now on. Returns the prompts that have waited for it: their rollouts may begin."""
+        """The engine serves `version` from now on. Returns the prompts that have waited for it. Their rollouts may now begin."""
         with self._lock:
             waited, self._version = self._waiting_for_version(), version
             return [prompt for prompt in waited if prompt.issue_version <= version]
 
     def _waiting_for_version(self) -> list[PromptRequest]:
-        """Prompts that came before the weights that they were issued for. Their rollouts have not begun."""
+        """Prompts that arrived before the weights that they were issued for. Their rollouts have not begun."""
         return [prompt for prompt in self._without_request() if prompt.issue_version > self._version]
 
     def _without_request(self) -> list[PromptRequest]:
@@ -122,8 +123,8 @@ class RequestTracker:
     def submit(self, request_id: str, prompt: np.ndarray, sampling: SamplingConfig) -> "Future[Answer]":
         """Take in a request to the engine. `prompt` is (Q,) int32. The part of `request_id` before a slash names the prompt.
 
-        The answer must not go to another request, so no id may come again while the engine may still have an earlier request of
-        this id. Whoever cancels the future gives the request up.
+        An id may not be used again while the engine may still have an earlier request with this id, because the answer would
+        go to the wrong request. To give the request up, cancel the future.
         """
         held = TrackedRequest(request_id, prompt, sampling, Future())
         held.reply.add_done_callback(lambda reply: self._give_up(held) if reply.cancelled() else None)
@@ -140,11 +141,11 @@ class RequestTracker:
         return held.reply
 
     def _give_up(self, held: TrackedRequest) -> None:
-        """Nobody waits for the answer any more. So the request occupies nothing here from now on, and the engine is told to abort
-        it, if the engine has it."""
+        """The caller no longer waits for the answer. The request occupies no room here from now on. If the engine has the
+        request, the engine will abort it."""
         with self._lock:
             if self._requests.pop(held.request_id, None) is None:
-                return  # its answer is here, or it was broken off
+                return  # the request was answered or broken off
             if held.admitted is None:
                 self._to_admit.remove(held)
             else:
@@ -162,8 +163,8 @@ class RequestTracker:
         return bool(self._to_admit)
 
     def admit(self) -> TrackedRequest | None:
-        """The next request for the engine, whose time limit runs from now on. None if none waits, because a request that has
-        waited may be given up at any time."""
+        """The next request for the engine; its time limit runs from now on. None if no request waits, which can happen at any
+        time because a waiting request may be given up."""
         with self._lock:
             if not self._to_admit:
                 return None
@@ -201,9 +202,9 @@ class RequestTracker:
     def has_room(self) -> bool:
         """Whether one more group may be taken in: always if there is none, else while sequences and tokens are under the limits.
 
-        Too many finished groups that nobody takes prevent it too. A rollout counts with the sequences of the requests that it has
-        here now, but with at least one sequence, because between two requests it is about to make the next. Before its first
-        request a rollout counts with all its samples.
+        Too many finished groups that still wait for the results queue prevent it too. A rollout counts with the sequences of its
+        current requests, but with at least one sequence, because between two requests it is about to make the next. Before its
+        first request a rollout counts with all its samples.
         """
         if len(self._outgoing) > self._max_num_seqs:
             return False
@@ -229,7 +230,7 @@ class RequestTracker:
 
     @property
     def num_outstanding_tokens(self) -> int:
-        """Most tokens that all requests together can come to."""
+        """The largest number of tokens that all requests together can reach."""
         return sum(int(held.num_tokens(math.inf)) for held in self._requests.values())
 
     @property

@@ -1,4 +1,4 @@
-"""Which key goes to which OpenAI-compatible server."""
+"""Which key is sent to which OpenAI-compatible server."""
 
 import os
 from collections.abc import Collection
@@ -11,7 +11,7 @@ VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 def key_headers(url: str, api_key_urls: Collection[str]) -> dict[str, str]:
     """The headers of a request to the server at `url`.
 
-    The key of `OPENAI_API_KEY` goes to the servers in `api_key_urls` alone. Other servers get the key of `VLLM_API_KEY`, if set.
+    Only the servers in `api_key_urls` get the key of `OPENAI_API_KEY`. Other servers get the key of `VLLM_API_KEY`, if set.
     """
     key = os.environ.get(KEY_VARIABLE if url in api_key_urls else VLLM_KEY_VARIABLE)
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,7 +1,7 @@
-"""The teacher's engine: it says how likely its tokens are in text that the policy sampled (`--teacher_model_name_or_path`).
+"""The teacher's engine gives the teacher's log-probs for text that the policy sampled (`--teacher_model_name_or_path`).
 
-Its weights never change, so it needs none of what other engines need: no queues, no weight updates, no sleep. When its process
-dies, Ray starts it again and repeats the calls that were under way.
+The teacher's weights never change, so its engine needs no queues, no weight updates and no sleep. When the engine's process dies,
+Ray starts it again and repeats the calls that were under way.
 """
 
 import os
@@ -21,11 +21,11 @@ CALLS_AT_ONCE = 64
 
 
 class TeacherEngine:
-    """One vLLM engine. Make it a Ray actor with `max_concurrency=CALLS_AT_ONCE`: calls that come together are read together.
+    """One vLLM engine. Make it a Ray actor with `max_concurrency=CALLS_AT_ONCE`, so that concurrent calls are read together.
 
     Args:
-        top_k: tokens, the likeliest first, that are told at each place.
-        vocab_size: tokens that the policy knows. Of models of one family the larger often have some unused tokens more.
+        top_k: number of tokens, the likeliest first, whose log-probs are returned at each position.
+        vocab_size: tokens that the policy knows. The larger models of a family often have some more unused tokens.
         timeout_s: seconds after which an engine core that does not answer counts as dead.
     """
 
@@ -39,16 +39,16 @@ class TeacherEngine:
         """Held by the thread that uses the engine."""
         self._num_requests = 0
         self._done: dict[str, Any] = {}
-        """Outputs that nobody has taken yet, by request id."""
+        """Finished outputs that their call has not taken yet, by request id."""
 
     def ready(self) -> int:
         """The process id, as soon as the engine is loaded."""
         return os.getpid()
 
     def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[int, list[TeacherLogprobs]]:
-        """What the teacher says of each response after its prompt; `sequences` are pairs of (Q,) and (R,) int32 token ids.
+        """The teacher's log-probs of each response after its prompt; `sequences` are pairs of (Q,) and (R,) int32 token ids.
 
-        Returns the process id with it, so that the caller notices a new process. Log-probs are those of temperature 1.
+        Also returns the process id, so that the caller notices a new process. Log-probs are those of temperature 1.
         """
         try:
             with self._lock:
@@ -82,7 +82,7 @@ class TeacherEngine:
         return request_id
 
     def _take_step(self, ids: Sequence[str]) -> bool:
-        """One step of the engine, unless the sequences `ids` are all done: whether they are."""
+        """Make one engine step, unless the sequences `ids` are all done. Returns whether they were done."""
         with self._lock:
             if all(request_id in self._done for request_id in ids):
                 return True
@@ -90,9 +90,10 @@ class TeacherEngine:
             return False
 
     def _read(self, flat: Any, prompt: np.ndarray, response: np.ndarray) -> TeacherLogprobs:
-        """From vLLM's flat log-probs of a sequence: at each place but the first, its own token, then the likeliest K.
+        """Read vLLM's flat log-probs of a sequence. At each position but the first they hold the sequence's own token, then the
+        likeliest K tokens.
 
-        Tokens that one of the two models lacks have the log-prob -inf. Only tokens that no text becomes are such tokens.
+        Tokens that one of the two models lacks have the log-prob -inf. No text is ever tokenized to such tokens.
         """
         width, none = self._top_k + 1, np.float32(-np.inf)
         ids = np.asarray(flat.token_ids, dtype=np.int32).reshape(-1, width)[len(prompt) - 1 :]

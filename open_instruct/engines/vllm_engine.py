@@ -1,11 +1,11 @@
-"""One vLLM engine: how it is started, how it is asked, and a limit on every call that waits for it.
+"""One vLLM engine: how it is started and called, and a time limit on every call that waits for it.
 
 vLLM's engine core, which schedules requests and runs the model, lives in one of two places:
 
 - in the process that made the engine (the default on CPU, because it starts in half the time). It computes only inside `step`.
-- in a process of its own (the default on GPU; on CPU with `VLLM_ENABLE_V1_MULTIPROCESSING=1`). Calls travel to it through
-  msgpack, so their arguments are plain values. The core **goes on stepping by itself** between two calls, so whoever changes
-  weights pauses it first.
+- in a process of its own (the default on GPU; on CPU with `VLLM_ENABLE_V1_MULTIPROCESSING=1`). Calls are sent to it through
+  msgpack, so their arguments are plain values. The core **goes on stepping by itself** between two calls, so a caller that
+  changes weights pauses the core first.
 
 vLLM 0.32 waits without a limit for a core in its own process, even for a dead core. `VLLMEngine` does not.
 """
@@ -34,22 +34,23 @@ from open_instruct.weight_transports import NCCL
 from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
 
 POLL_S = 0.2
-"""How often somebody who waits for the engine core looks whether its process is still there."""
+"""How often a call that waits for the engine core checks whether the core's process still exists."""
 GATHER_S = 0.05
-"""How long an engine keeps a finished group for others, unless it is told otherwise."""
+"""How long an engine keeps a finished group to push it together with others, by default."""
 WORKER_EXTENSION = "open_instruct.engines.vllm_weight_transfer.WorkerExtension"
-"""Methods that vLLM adds to its workers for us. They are called by name, because a core in its own process takes no functions."""
+"""Our class whose methods vLLM adds to its workers. They are called by name, because a core in its own process takes no
+functions."""
 MOST_BLOCKS = 2**20
-"""Blocks of a key-value cache whose size the engine does not say."""
+"""Number of blocks assumed for a key-value cache whose size the engine does not report."""
 CORE_DIED = "EngineDeadError"
-"""What vLLM raises where a core in its own process died of an error; where it was killed, vLLM raises nothing."""
+"""The error that vLLM raises when a core in its own process died of an error. When the core was killed, vLLM raises nothing."""
 SCHEDULING = "scheduling"
-"""What vLLM calls the part of an engine that a pause puts to sleep."""
+"""vLLM's name for the part of an engine that a pause puts to sleep."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is started with."""
+    """The options with which an engine is started."""
 
     model: str
     dtype: str
@@ -63,25 +64,25 @@ class EngineOptions:
     tokenizer_setup: TokenizerSetup = AS_IT_IS
     tensor_parallel_size: int = 1
     executor_of_one_worker: str | None = None
-    """vLLM's executor where there is no tensor parallelism; None leaves vLLM's choice."""
+    """vLLM's executor without tensor parallelism; None leaves the choice to vLLM."""
     seed: int = 0
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
     keep_prefix_cache: bool = False
-    """Do not empty the prefix cache when new weights come."""
+    """Do not empty the prefix cache when new weights arrive."""
     inflight_updates: bool = True
     """Take new weights between two tokens of a response. If False, responses that were begun are finished first."""
     generation_timeout: float | None = None
     """Seconds after which a group is broken off and reported as failed."""
     gather_s: float = GATHER_S
-    """Longest wait of a finished group for others that are under way, so that they leave the engine together."""
+    """Longest time that a finished group waits for groups under way, so that they leave the engine together."""
     cores: CorePlace | None = None
-    """The engine's place among those that share the cores of the machine; None: its threads stay as they are."""
+    """The engine's place among the processes that share the cores of the machine; None: its threads stay as they are."""
     sleep: SleepOptions = field(default_factory=SleepOptions)
     workflow: WorkflowSpec = field(default_factory=lambda: WorkflowSpec(SINGLE_TURN))
     """The workflow that rolls prompts out."""
     max_prompt_tokens: int | None = None
-    """Longest prompt of a rollout before the policy has said anything; None: only the model sets a limit."""
+    """Longest first prompt of a rollout, before the policy has sampled anything; None: only the model sets a limit."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)
@@ -89,20 +90,20 @@ class EngineOptions:
 
 
 class EngineCoreLost(RuntimeError):
-    """The engine core died or does not answer: this engine can only be replaced."""
+    """The engine core died or does not answer, so this engine can only be replaced."""
 
 
 class VLLMEngine:
     """vLLM's `LLMEngine`, for one thread. No call waits for a dead engine core, and only `step` may take longer than `timeout_s`.
 
-    Attributes that are not defined here are those of vLLM's engine (`has_unfinished_requests`, `vllm_config`).
+    Other attributes, such as `has_unfinished_requests` and `vllm_config`, are those of vLLM's engine.
     """
 
     def __init__(self, engine: Any, *, timeout_s: float) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._resources = getattr(getattr(engine, "engine_core", None), "resources", None)
-        """What vLLM keeps of a core in its own process; None where the core is in this one."""
+        """vLLM's record of a core in its own process; None where the core is in this process."""
         self._calls = _CallThread() if self.is_separate_process else None
         self._kv_ages: KvAges | None = None
 
@@ -115,7 +116,7 @@ class VLLMEngine:
         return self._resources is not None
 
     def step(self) -> list[Any]:
-        """The outputs of one step of the core. A core in its own process has made this step by itself meanwhile."""
+        """The outputs of one step of the core. A core in its own process makes its steps by itself; this call waits for one."""
         return self._ask("a step", self._engine.step, limited=False)
 
     def collective_rpc(self, method: str, **kwargs: object) -> list[Any]:
@@ -123,12 +124,12 @@ class VLLMEngine:
         return self._ask(method, self._engine.collective_rpc, method, kwargs=kwargs)
 
     def memory_in_use_bytes(self) -> int:
-        """Memory in use on the devices of this engine, by all processes. The workers are asked, because a process that looks at
-        a GPU itself takes some hundred MB of it."""
+        """Memory in use on the devices of this engine, by all processes. The workers measure it, because measuring from this
+        process would itself take some hundred MB of a GPU."""
         return sum(self.collective_rpc("memory_in_use_bytes"))
 
     def pause(self) -> None:
-        """Stop stepping; requests stay where they are. When it returns, nothing is computed on the device any more."""
+        """Stop stepping; requests stay where they are. When this call returns, the engine no longer computes on the device."""
         self._ask("pause", self._engine.sleep, level=0, mode="keep")
 
     def resume(self) -> None:
@@ -151,8 +152,8 @@ class VLLMEngine:
 
     @property
     def kv_cache_tokens(self) -> float:
-        """Tokens that the engine's key-value cache holds; no limit where the engine does not say. A token takes several blocks
-        where layers with windows and without have blocks of their own, so vLLM's own number goes before."""
+        """Tokens that the engine's key-value cache holds; infinity where the engine does not say. vLLM's own number is preferred,
+        because a token takes several blocks where layers with and without sliding windows have separate blocks."""
         cache = self._engine.vllm_config.cache_config
         in_blocks = cache.num_gpu_blocks * cache.block_size if cache.num_gpu_blocks else math.inf
         return getattr(cache, "kv_cache_size_tokens", None) or in_blocks
@@ -169,15 +170,15 @@ class VLLMEngine:
         return self._kv_ages
 
     def shutdown(self) -> None:
-        """End the core and the worker processes that it may have, and remove their files."""
+        """End the core and its worker processes, if it has any, and remove their files."""
         self._engine.engine_core.shutdown()
         remove_own_files()
 
     def _ask(self, what: str, call: Callable[..., Any], *args: object, limited: bool = True, **kwargs: object) -> Any:
-        """`call(*args, **kwargs)`, unless the core dies or, where the call is `limited`, takes too long.
+        """Returns `call(*args, **kwargs)`.
 
         Raises:
-            EngineCoreLost: the core died or took too long.
+            EngineCoreLost: the core died, or took longer than `timeout_s` although the call is `limited`.
         """
         if self._calls is None:
             return call(*args, **kwargs)
@@ -187,7 +188,7 @@ class VLLMEngine:
             try:
                 return answer.result(timeout=POLL_S)
             except TimeoutError:
-                if answer.done():  # the call itself raised one
+                if answer.done():  # the call itself raised it
                     raise
             except Exception as error:
                 if type(error).__name__ == CORE_DIED:
@@ -200,7 +201,7 @@ class VLLMEngine:
 
 
 class _CallThread:
-    """Runs one call after another, so that whoever asked can stop waiting. A call that never ends dies with the process."""
+    """Runs calls one by one in a thread, so that a caller can stop waiting. A call that never ends dies with the process."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()
@@ -216,14 +217,14 @@ class _CallThread:
             call, answer = self._inbox.get()
             try:
                 answer.set_result(call())
-            except BaseException as error:  # it goes to whoever waits for the answer
+            except BaseException as error:  # the caller that waits for the answer gets it
                 answer.set_exception(error)
 
 
 def make_engine(options: EngineOptions, version: int) -> Any:
     """A vLLM `LLMEngine` that labels its tokens with `version`. Sets `options.env` in this process first."""
     os.environ.update(options.env)
-    if options.weight_transport == NCCL:  # the learners use the same interface
+    if options.weight_transport == NCCL:  # the same network interface as the learners
         os.environ.update(network_interface(OF_NCCL))
     from vllm import LLMEngine
 
@@ -263,7 +264,7 @@ def _engine_args(options: EngineOptions) -> Any:
         enforce_eager=options.enforce_eager,
         enable_prefix_caching=options.enable_prefix_caching,
         logprobs_mode="processed_logprobs",
-        generation_config="vllm",  # sampling follows the request alone, not the model's generation_config.json
+        generation_config="vllm",  # only the request decides how to sample, not the model's generation_config.json
         weight_transfer_config=WeightTransferConfig(backend=engine_backend(options.weight_transport)),
         worker_extension_cls=WORKER_EXTENSION,
         disable_log_stats=True,
@@ -293,8 +294,8 @@ def sampling_params(config: SamplingConfig) -> Any:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether vLLM refuses a request for what it asks, such as a token that the model does not know. The engine has nothing of
-    the request then, and serves others."""
+    """Whether vLLM refuses a request because of its content, such as a token that the model does not know. The engine then keeps
+    nothing of the request and serves other requests."""
     from vllm.exceptions import VLLMClientError
 
     return isinstance(error, (VLLMClientError, ValueError))

@@ -7,7 +7,7 @@ from typing import Any
 from open_instruct.weight_transports import GLOO, IPC, NCCL, RAY_OBJECT, SHM
 
 GROUP = "vllm.general_plugins"
-"""Entry points of packages that each process of vLLM loads, or those of them that the variable names."""
+"""Group of entry points. Each process of vLLM loads all of them, or only those that vLLM's environment variable names."""
 CHOSEN = "VLLM_PLUGINS"
 OURS = "open_instruct_weight_transfer", "open_instruct_cpu_kernels"
 
@@ -21,7 +21,7 @@ _ENGINE_CLASSES = {
 
 
 def plugins_are_found(_args: Any) -> list[str]:
-    """Mistakes of the environment for which the processes of an engine would not know our weight transports."""
+    """Mistakes in the environment because of which the processes of an engine would not know our weight transports."""
     if not {point.name for point in entry_points(group=GROUP)}.issuperset(OURS):
         return [
             "open_instruct is not installed in this Python, so vLLM does not find its weight transfer. Run "
@@ -34,7 +34,7 @@ def plugins_are_found(_args: Any) -> list[str]:
 
 
 def engine_backend(transport: str) -> str:
-    """The name in vLLM of the engine's side of a transport, ours or vLLM's own."""
+    """The name under which vLLM knows the engine's side of a transport, ours or vLLM's own."""
     return f"open_instruct_{transport}"
 
 

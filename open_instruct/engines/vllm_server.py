@@ -1,10 +1,10 @@
-"""vLLM's OpenAI-compatible server as a process that is started, waited for and ended.
+"""Starts vLLM's OpenAI-compatible server as a process, waits for it, and ends it.
 
     with VllmServer(options, log_path) as server:
         server.wait_until_ready(timeout_s)
 
 `vllm serve` fails with the CPU build (vLLM 0.32: it looks up the version of a distribution called `vllm`). So the server's module
-is run, which starts the same server.
+is run instead; it starts the same server.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What a server is started with."""
+    """The options with which a server is started."""
 
     model: str
     port: int
@@ -47,15 +47,16 @@ class ServerOptions:
     gpu: int = 0
     """Number of the GPU to use, on a machine with GPUs."""
     api_key: str = field(default_factory=lambda: os.environ.get(VLLM_KEY_VARIABLE) or secrets.token_hex(16))
-    """Requests without this key are refused. It never stands on a command line, where every user of the machine could read it."""
+    """The server refuses requests without this key. The key is never passed on a command line, where every user of the machine
+    could read it."""
     extra: tuple[str, ...] = ()
-    """Further words of the command line."""
+    """Further arguments of the command line."""
 
     @property
     def command(self) -> list[str]:
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         words += ["--model", self.model, "--host", self.host, "--port", str(self.port)]
-        # The log-probs of the distribution that is really sampled, for training.
+        # Training needs the log-probs of the distribution that is really sampled from.
         words += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", str(self.max_num_seqs)]
         return [*words, *self.device.server_words, *self.extra]
 
@@ -108,7 +109,7 @@ class VllmServer:
         while True:
             is_ready = self._knows_its_key()
             assert self._process is not None, "it has not been started"
-            if self._process.poll() is not None:  # checked last, because somebody else's server may have answered
+            if self._process.poll() is not None:  # checked last, because another process's server may have answered
                 raise ServerFailed(
                     f"the server at {self.url} ended with code {self._process.returncode}.{self._end_of_log()}"
                 )
@@ -119,7 +120,7 @@ class VllmServer:
             time.sleep(POLL_S)
 
     def _knows_its_key(self) -> bool:
-        """Whether the server at this address takes our key and refuses another. Somebody else's server may take any key."""
+        """Whether the server at this address takes our key and refuses another key. Another process's server may take any."""
         return self._answers(self.options.api_key) and not self._answers(self.options.api_key + "0")
 
     def _answers(self, key: str) -> bool:
@@ -127,7 +128,7 @@ class VllmServer:
         try:
             with urllib.request.urlopen(request, timeout=2):
                 return True
-        except (OSError, HTTPException):  # also HTTPError; and what answers here may speak another protocol
+        except (OSError, HTTPException):  # also HTTPError; and the process that answers may speak another protocol
             return False
 
     def _end_of_log(self) -> str:
@@ -139,7 +140,7 @@ class VllmServer:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask the server to end, and kill it if it does not. May be called twice."""
+        """Ask the server to end, and kill it if it does not end. May be called twice."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class VllmParsers:
-    """Makes parsers by name. They share nothing, because vLLM's parsers keep what they have parsed."""
+    """Makes parsers by name. Parsers share nothing, because vLLM's parsers keep state from texts that they have parsed."""
 
     def __init__(self, read_codec: Callable[[], ChatCodec]) -> None:
         self._read_codec = read_codec
@@ -25,7 +25,7 @@ class VllmParsers:
         """The parser `name` for these tools.
 
         Raises:
-            RolloutFailed: there is none; the text names those that there are.
+            RolloutFailed: there is no such parser (the message lists the parsers that exist), or it cannot be used here.
         """
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
@@ -37,7 +37,7 @@ class VllmParsers:
             raise RolloutFailed(f"vLLM has no parser {name}; there are {known}") from None
         request = ChatCompletionRequest(
             model="", messages=[], tools=list(schemas) or None
-        )  # parsers look at tools alone
+        )  # parsers look only at the tools
         tokenizer = self._read_codec().tokenizer
         try:
             parser = parser_class(tokenizer, request.tools)
@@ -51,7 +51,7 @@ class VllmParsers:
         def calls(text: str) -> list[tuple[str, str]]:
             try:
                 found = parser_class(tokenizer, request.tools).extract_tool_calls(text, request)
-            except Exception as error:  # what a model wrote may surprise a parser: then there is no call in it
+            except Exception as error:  # a model's text may surprise a parser; such a text holds no call
                 logger.debug("vllm_%s: %s: %s", name, type(error).__name__, error)
                 return []
             return [(call.function.name, call.function.arguments) for call in found.tool_calls]
@@ -60,23 +60,24 @@ class VllmParsers:
 
 
 def _reads_texts(parser: Any, request: Any) -> bool:
-    """Whether the parser finds calls in a text. Some stand for code of vLLM's server, and never find any (`openai`, `hf`)."""
+    """Whether the parser finds calls in a text. Some parsers stand for code of vLLM's server and never find any (`openai`,
+    `hf`)."""
     try:
         parser.extract_tool_calls("", request)
     except NotImplementedError:
         return False
-    except Exception:  # it does not like this text
+    except Exception:  # the parser reads texts, but fails on this one
         return True
     return True
 
 
 def tool_parsers_are_there(args: GRPOConfig) -> list[str]:
-    """What is wrong with a tool parser of vLLM that the workflow uses. vLLM is imported only where one was chosen."""
+    """What is wrong with a tool parser of vLLM that the workflow uses. vLLM is imported only if such a parser was chosen."""
     names = {option.name for option in fields(WORKFLOWS[args.rollout_workflow].options)}
     chosen = {name: getattr(args, name) for name in ("tool_parser_type", "agent_tool_parser_type") if name in names}
     of_vllm = {name: kind.removeprefix(VLLM) for name, kind in chosen.items() if kind.startswith(VLLM)}
     tokenizer = load_tokenizer(args)[0] if of_vllm else None
-    if tokenizer is None:  # what is wrong with the tokenizer is told with the data
+    if tokenizer is None:  # mistakes of the tokenizer are reported with the data
         return []
     parsers = VllmParsers(lambda: ChatCodec(tokenizer))
     problems = []

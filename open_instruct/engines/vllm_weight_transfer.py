@@ -1,8 +1,8 @@
 """The worker's side of weight transfer, for vLLM's weight-transfer API; only imported inside engines.
 
-vLLM brings weight-transfer engines for `nccl` and `ipc`. This module adds a check of every tensor to both, and to NCCL a way to
-abort when its group breaks. It also has an engine of our own, through Ray objects, which need neither a GPU nor shared memory.
-`vllm_plugin` registers them.
+vLLM has weight-transfer engines for `nccl` and `ipc`. This module adds a check of every tensor to both, and to NCCL a way to
+abort when its group breaks. It also has an engine of our own that receives weights as Ray objects, which need neither a GPU nor
+shared memory. `vllm_plugin` registers them.
 """
 
 import os
@@ -27,12 +27,12 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.platforms import current_platform
 
 from open_instruct.device_memory import DeviceMemory
-from open_instruct.engines.vllm_loading import abandon_reload, begin_reload, fingerprints, finish_reload
+from open_instruct.engines.vllm_weight_loading import abandon_reload, begin_reload, fingerprints, finish_reload
 from open_instruct.lora_merge import BaseOfAdapter
 from open_instruct.weight_transports import ABORT_FILE
 
 ABORT_POLL_S = 0.1
-"""How often a worker that waits for weights looks whether the update was broken off."""
+"""How often a worker that waits for weights checks whether the update was broken off."""
 JOIN_S = 10.0
 """Longest wait for the thread that aborts. vLLM gives an abort 5 s."""
 
@@ -49,9 +49,9 @@ class RayObjectUpdateInfo(WeightTransferUpdateInfo):
     names: list[str]
     dtypes: list[str]
     shapes: list[tuple[int, ...]]
-    buffer: np.ndarray | bytes  # (bytes,) uint8; bytes where it came through msgpack
+    buffer: np.ndarray | bytes  # (bytes,) uint8; bytes where it was sent through msgpack
     base: dict[str, Any] | None = None
-    """A `BaseOfAdapter`, if the bucket holds adapters alone."""
+    """A `BaseOfAdapter`, if the bucket holds only adapters."""
 
 
 class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayObjectUpdateInfo]):
@@ -92,7 +92,7 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
     def _named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in self._buckets:
-            flat = torch.frombuffer(bytearray(bucket.buffer), dtype=torch.uint8)  # the buffer that came is read-only
+            flat = torch.frombuffer(bytearray(bucket.buffer), dtype=torch.uint8)  # the received buffer is read-only
             start = 0
             for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
                 element = getattr(torch, dtype)
@@ -105,8 +105,8 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
     @cached_property
     def _tensors_of_files(self) -> dict[str, torch.Tensor]:
-        """The weights in the model's files, as vLLM reads them. Weights of safetensors are views of the files, so the system can
-        take their memory back."""
+        """The weights in the model's files, as vLLM reads them. Weights from safetensors are views of the files, so the operating
+        system can take their memory back."""
         loader: Any = get_model_loader(replace(self.vllm_config.load_config, use_tqdm_on_load=False))
         return dict(loader.get_all_weights(self.model_config, self.model))
 
@@ -115,7 +115,7 @@ class RayObjectWeightTransferEngine(WeightTransferEngine[RayObjectInitInfo, RayO
 
 
 class WatchedReload:
-    """Start and end of an update as in vLLM's own engines, with our account of every tensor."""
+    """Starts and ends an update as vLLM's own engines do, with our account of every tensor."""
 
     model: torch.nn.Module
     model_config: Any
@@ -133,7 +133,7 @@ class WatchedReload:
 class WatchedIPCEngine(WatchedReload, IPCWeightTransferEngine):
     """vLLM's IPC engine, extended to notice tensors that the model has no place for.
 
-    As in vLLM, the end of an update lets go of the learner's buffer, else the learner could not free it before the next update.
+    As in vLLM, the end of an update releases the learner's buffer. Otherwise the learner could not free it until the next update.
     """
 
     def finish_weight_update(self) -> None:
@@ -148,8 +148,8 @@ class WatchedIPCEngine(WatchedReload, IPCWeightTransferEngine):
 class AbortableNCCLEngine(WatchedReload, NCCLWeightTransferEngine):
     """vLLM's NCCL engine, extended to stop waiting for weights that will not come.
 
-    A NCCL broadcast has no time limit: when another member of the group dies, the other members wait for ever. So a thread looks
-    for the file that says that the update was broken off, and aborts the communicator when the file is there.
+    An NCCL broadcast has no time limit: when a member of the group dies, the other members wait for ever. So a thread checks for
+    the file which says that the update was broken off, and aborts the communicator once this file exists.
     """
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
@@ -164,7 +164,7 @@ class AbortableNCCLEngine(WatchedReload, NCCLWeightTransferEngine):
 
 
 class AbortWatch:
-    """During the `with` block, calls `abort` in a thread as soon as the file that the variable `ABORT_FILE` names is there."""
+    """During the `with` block, calls `abort` in a thread as soon as the file that the variable `ABORT_FILE` names exists."""
 
     def __init__(self, abort: Callable[[], None]) -> None:
         self._abort = abort
@@ -190,7 +190,7 @@ class AbortWatch:
 
 
 class WorkerExtension:
-    """Methods that vLLM's workers get from us (`worker_extension_cls`); `collective_rpc` calls them by name."""
+    """Our methods that vLLM adds to its workers (`worker_extension_cls`); `collective_rpc` calls them by name."""
 
     vllm_config: Any
     weight_transfer_engine: Any
@@ -203,10 +203,10 @@ class WorkerExtension:
         return DeviceMemory(current_platform.device_type).in_use_by_all_bytes()  # type: ignore[arg-type]
 
     def abandon_weight_update(self) -> None:
-        """Forget an update that was begun and not finished, for which vLLM 0.32 has no call.
+        """Forget an update that was begun and not finished. vLLM 0.32 has no call for this.
 
-        Layers for which nothing came have their old weights afterwards. Other layers may have new weights or none, so the model
-        may not be used before a whole update, unless nothing had come at all.
+        Layers that had received nothing have their old weights afterwards. Other layers may have new weights or none, so the
+        model may not be used before a whole update, unless nothing at all had arrived.
         """
         with set_current_vllm_config(self.vllm_config):
             self.weight_transfer_engine.abandon_weight_update()

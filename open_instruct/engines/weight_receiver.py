@@ -6,8 +6,8 @@
 
 No weight changes while requests are being stepped. `ray_object` collects all weights first, so the engine is paused during
 `finish` only. The other transports change the model as the weights arrive, so the engine is paused from `begin` to `finish`. When
-an update with such a transport breaks off, the model may be a mixture of old and new weights. Then the engine stays paused until
-a whole update has come, so no token is ever sampled from a mixture.
+an update with such a transport breaks off, the model may be a mixture of old and new weights. The engine then stays paused until
+a whole update has arrived, so no token is ever sampled from a mixture.
 """
 
 import os
@@ -23,8 +23,8 @@ from open_instruct.weight_transports import ABORT_FILE, RAY_OBJECT
 
 
 def new_abort_file() -> Path:
-    """The file whose existence tells the workers of the engine that is about to start that an update was broken off. Sets their
-    environment, which names the file."""
+    """A path for the engine that is about to start: once a file exists there, its workers know that an update was broken off.
+    Sets the environment variable that tells the workers the path."""
     path = Path(tempfile.gettempdir()) / f"open_instruct-abort-{uuid.uuid4().hex}"
     os.environ[ABORT_FILE] = str(path)
     return path
@@ -57,14 +57,14 @@ class WeightReceiver:
         """The engine must not be stepped."""
 
     def connect(self, init_info: dict[str, Any]) -> None:
-        """Join the learners' transfer group. The communicator of an earlier group is given back."""
+        """Join the learners' transfer group. The communicator of an earlier group is released."""
         self._forget_update()
         self._engine.collective_rpc("shutdown_weight_transfer_engine")
         self._engine.collective_rpc("init_weight_transfer_engine", init_info=init_info)
 
     def begin(self, update_id: int | None = None) -> None:
-        """Begin an update. Updates are numbered upwards; None is the next number. Raises `RuntimeError` if the update is older
-        than the last update."""
+        """Begin an update. Update numbers increase; None is the next number. Raises `RuntimeError` if the update is older than
+        the last update."""
         if update_id is not None and update_id < self._update_id:
             raise RuntimeError(f"update {update_id} came after {self._update_id}, which is newer")
         self._forget_update()
@@ -86,7 +86,7 @@ class WeightReceiver:
         started = time.perf_counter()
         self._pause()
         self._engine.collective_rpc("finish_weight_update")
-        if self._empties_cache:  # so that nothing is used again that the old weights computed
+        if self._empties_cache:  # so that no result of the old weights is used again
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(version)
         self.version = version
@@ -96,11 +96,11 @@ class WeightReceiver:
         return {"version": version, "pause_s": time.perf_counter() - started}
 
     def abort(self) -> None:
-        """Have workers stop waiting for weights, because nobody will send them. Returns at once, whatever the engine does."""
+        """Make workers stop waiting for weights that will never be sent. Returns at once, whatever the engine is doing."""
         self._abort_file.touch()
 
     def _forget_update(self) -> None:
-        """Raises `RuntimeError` where the model cannot be loaded again, so that the engine has to be replaced."""
+        """Raises `RuntimeError` if the model cannot be loaded again. The engine then has to be replaced."""
         if not self.is_under_way:
             return
         try:
@@ -112,12 +112,12 @@ class WeightReceiver:
         self.is_under_way = False
 
     def _check(self, update_id: int | None) -> None:
-        """A call of an update that was given up must not touch the update that came after it."""
+        """Check that the call belongs to the current update, because a late call of an older update must not change it."""
         if not self.is_under_way or update_id not in (None, self._update_id):
             raise RuntimeError(f"update {update_id} is not the one under way ({self._update_id})")
 
     def _for_workers(self, update_info: dict[str, Any]) -> dict[str, Any]:
-        """An array would come out of msgpack as a list, so a core in its own process gets the array's bytes."""
+        """msgpack would turn an array into a list, so a core in its own process gets the array's bytes."""
         if self._engine.is_separate_process and "buffer" in update_info:
             return update_info | {"buffer": update_info["buffer"].tobytes()}
         return update_info

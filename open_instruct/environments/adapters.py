@@ -19,7 +19,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from open_instruct.environments import games, mcp_tools, openenv, python_tool, search, tools  # noqa: F401 - they register
+from open_instruct.environments import calculator, games, mcp_tools, openenv, python_tool, search  # noqa: F401 - they register
 from open_instruct.environments.base import (
     ENVIRONMENTS,
     Ending,

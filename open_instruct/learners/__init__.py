@@ -1,1 +1,1 @@
-"""DeepSpeed learners: models, optimizer steps, and the weights on their way to the engines."""
+"""DeepSpeed learners: their models, their optimizer steps, and sending the weights to the engines."""

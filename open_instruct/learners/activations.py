@@ -1,5 +1,5 @@
-"""What a learner keeps from the forward pass of a micro-batch for the backward pass, found without memory: the model runs on
-torch's meta device, which holds no numbers, and torch tells which tensors it would keep.
+"""Counts the bytes that a learner keeps from the forward pass of a micro-batch for the backward pass, without using memory: the
+model runs on torch's meta device, which holds no numbers, and torch reports which tensors it would keep.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from open_instruct.learners.cpu_norms import use_fewer_passes
 from open_instruct.learners.lora import add_adapter
 
 ATTENTION = "memory_of_attention"
-"""Name under which Transformers knows the attention that computes nothing."""
+"""Name under which Transformers knows an attention that only keeps tensors and computes nothing."""
 FLOAT32_BYTES = 4
 LOGIT_COPIES = 3
-"""Logits, log-probs and gradients of one chunk."""
+"""Tensors of the size of one chunk's logits: logits, log-probs and gradients."""
 
 
 class CannotCount(RuntimeError):
@@ -26,7 +26,7 @@ class CannotCount(RuntimeError):
 
 
 def model_on_meta(args: GRPOConfig, device: Device) -> Any:
-    """The model that is trained, without memory. Like a learner it drops nothing."""
+    """The model that is trained, without memory for its weights. Like a learner's model it has no dropout."""
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, _keep_inputs_and_output)
@@ -38,7 +38,7 @@ def model_on_meta(args: GRPOConfig, device: Device) -> Any:
     with torch.device("meta"):
         try:
             model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION, **options)
-        except (KeyError, ValueError):  # its layers choose from a table of their own
+        except (KeyError, ValueError):  # the model's layers choose their attention from their own table
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", **options)
         if device.has_faster_layers:
             use_fewer_passes(model)
@@ -49,20 +49,20 @@ def model_on_meta(args: GRPOConfig, device: Device) -> Any:
 
 
 def _as_dtype_of_model(model: Any, dtype: torch.dtype) -> None:
-    """Adapters get the dtype of the layers that they are beside. peft 0.21 sees to it wherever tensors have numbers."""
+    """Give adapters the dtype of the layers that they belong to. peft 0.21 does so only where tensors hold numbers."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
 
 
 def activation_bytes(model: Any, args: GRPOConfig, device: Device) -> int:
-    """Bytes of the largest micro-batch: what is kept, and the logits of one chunk.
+    """Bytes of the largest micro-batch: the tensors kept for the backward pass, and the logits of one chunk.
 
     Args:
         model: from `model_on_meta`.
 
     Raises:
-        CannotCount: `model` does not run there.
+        CannotCount: `model` does not run on the meta device, or has its own attention.
     """
     config = model.config.get_text_config()
     if config._attn_implementation != ATTENTION:
@@ -85,7 +85,7 @@ def num_micro_batch_tokens(args: GRPOConfig) -> int:
 
 
 def kept_for_backward(model: Any, rows: int, columns: int) -> int:
-    """Bytes that a forward pass of the layers keeps, weights not counted. Raises CannotCount."""
+    """Bytes that a forward pass of the layers keeps, without the weights. Raises CannotCount."""
     weights = {id(parameter) for parameter in model.parameters()}
     seen: dict[int, torch.Tensor] = {}
 
@@ -99,7 +99,7 @@ def kept_for_backward(model: Any, rows: int, columns: int) -> int:
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _GroupedMM(), _no_autocast():
             output = model.base_model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state
-    except Exception as error:  # somebody's model may ask for numbers in any way
+    except Exception as error:  # a model may fail in any way when it needs numbers
         [cause, *_] = [*str(error).splitlines(), type(error).__name__]
         raise CannotCount(f"{type(model).__name__} does not run without numbers ({cause})") from error
     del output
@@ -126,7 +126,7 @@ def _keep_inputs_and_output(
 
 
 class _GroupedMM(TorchFunctionMode):
-    """Stands in for the product of tokens and experts, whose meta kernel takes bfloat16 alone. Transformers 5.19 asks for the
+    """Replaces the product of tokens and experts, because its meta kernel takes only bfloat16. Transformers 5.19 computes this
     product in `grouped_mm_experts_forward`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -136,7 +136,7 @@ class _GroupedMM(TorchFunctionMode):
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """Keeps what torch's grouped product keeps: of two factors the one that the other's gradient is computed from."""
+    """Keeps what torch's grouped product keeps: each factor whose value the gradient of the other factor needs."""
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
@@ -147,8 +147,8 @@ class _GroupedProduct(torch.autograd.Function):
 
 @contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Lets code that switches autocast off for its own part do so in vain: autocast knows no meta device, and is never on here.
-    peft 0.21 does so where it adds adapters to experts."""
+    """Make `torch.autocast` do nothing, because it does not support the meta device and is never on here. peft 0.21 switches it
+    off where it adds adapters to experts."""
     before = torch.autocast
     torch.autocast = lambda *_, **__: nullcontext()  # type: ignore[assignment,misc]
     try:

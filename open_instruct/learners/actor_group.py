@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 PLACEMENT_S = 50.0
-"""How long a group that makes its own placement group waits for room."""
+"""How long a group that makes its own placement group waits for free resources."""
 
 
 class RayTrainGroup:
     """A group of learners, one per place. Functions that start with `async_` return a list of object refs, one per rank.
 
     Args:
-        num_nodes: nodes that the learners are on.
+        num_nodes: number of nodes that the learners run on.
         num_gpus_per_node: places on each node (GPUs, or on CPU shares of a core); a list where nodes differ.
-        pg: where the learners go: a placement group, or a placement group with the indices of the bundles to use, rank by rank.
-            None reserves a placement group for these learners alone.
-        num_gpus_per_actor: share of its place that a learner takes. Below 1, others can share the place.
-        device: what the learners compute on; None is what this process sees.
-        actor_cls: what a learner is; None is `PolicyTrainerRayProcess`.
+        pg: where the learners are placed: a placement group, or a placement group with the indices of the bundles to use, rank
+            by rank. None reserves a placement group for these learners only.
+        num_gpus_per_actor: share of its place that a learner takes. Below 1, other actors can share the place.
+        device: the device that the learners compute on; None is the device that this process sees.
+        actor_cls: the class of a learner; None is `PolicyTrainerRayProcess`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RayTrainGroup:
         ]
 
     def async_init(self, args: Any, role: str = POLICY, with_ref: bool = False) -> list:
-        """Have the learners find each other and load the model; each ref gives the `rollout_id` to begin with."""
+        """Make the learners connect to each other and load the model; each ref gives the `rollout_id` to begin with."""
         args = config_of(args)
         address = self.workers[0].open_rendezvous.remote(60.0 * args.backend_timeout)
         return self._all("init", args, args.device, address, role=role, with_ref=with_ref)
@@ -81,7 +81,7 @@ class RayTrainGroup:
     def async_init_weight_update_connections(
         self, rollout: Any, engines: "Mapping[int, ActorHandle] | None" = None
     ) -> list:
-        """Connect the learners with the engines of a `RolloutManager`; if `engines` (by position) is given, with these alone."""
+        """Connect the learners with the engines of a `RolloutManager`; if `engines` (by position) is given, only with these."""
         if engines is None:
             engines = dict(enumerate(rollout.rollout_engines))
         return self._all("connect_rollout_engines", engines, rollout.rollout_engine_lock)
@@ -91,11 +91,11 @@ class RayTrainGroup:
         return self._all("train", rollout_id, rollout_data_ref)
 
     def async_eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> list:
-        """What `async_train` would report, without a step."""
+        """Each ref gives what `async_train` would report, without a training step."""
         return self._all("eval", rollout_id, rollout_data_ref)
 
     def async_held_version(self) -> list:
-        """Each ref gives the version of that learner's weights, once that learner has done its earlier calls."""
+        """Each ref gives the version of one learner's weights, once that learner has finished its earlier calls."""
         return self._all("held_version")
 
     def async_update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> list:
@@ -116,14 +116,14 @@ class RayTrainGroup:
         return self._all("load_checkpoint", directory, version)
 
     def async_offload(self, tags: Sequence[str] | None = None) -> list:
-        """Have the learners give their device's memory back; each ref gives the bytes."""
+        """Make the learners release memory of their devices; each ref gives the bytes released."""
         return self._all("sleep", tags)
 
     def async_onload(self, tags: Sequence[str] | None = None) -> list:
         return self._all("wake_up", tags)
 
     def shut_down(self) -> None:
-        """End the learners, and give back the bundles that this group reserved for itself."""
+        """End the learners, and release the bundles that this group reserved for itself."""
         for worker in self.workers:
             ray.kill(worker)
         if self._own_group is not None:
@@ -134,8 +134,8 @@ class RayTrainGroup:
 
 
 def _deepspeed_learner() -> type[TrainRayActor]:
-    """The class is imported here, because its module imports torch, and wrong options are to be reported without waiting for
-    torch."""
+    """The default class of a learner. It is imported here, because its module imports torch, and wrong options are to be reported
+    without waiting for torch."""
     from open_instruct.learners.learner import PolicyTrainerRayProcess
 
     return PolicyTrainerRayProcess

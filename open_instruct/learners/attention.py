@@ -1,4 +1,4 @@
-"""The attention of a learner's model, by what `--attn_implementation` names."""
+"""Chooses the attention of a learner's model, by the name in `--attn_implementation`."""
 
 import torch
 
@@ -7,13 +7,14 @@ from open_instruct.learners.flash_attention import Spans
 from open_instruct.learners.shared_attention import Parts
 
 FLASH = "flash_attention_2"
-"""What `--attn_implementation` calls flash attention."""
+"""The name of flash attention in `--attn_implementation`."""
 
 
 def register(attn_implementation: str) -> str:
-    """The name under which Transformers knows this project's attention of that kind, or the attention itself if there is none.
+    """Register this project's attention for `attn_implementation` with Transformers, and return its name there. If this project
+    has none, return `attn_implementation`.
 
-    It is not compiled with the layers around it (`--compile_model`), because it depends on the sequences in the rows.
+    Our attention is not compiled with the layers around it (`--compile_model`), because it depends on the sequences in the rows.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -36,8 +37,9 @@ def find_parts(
     *,
     num_columns: int,
 ) -> Parts | Spans | None:
-    """Who looks at whom in (B, T) rows that are padded on the right to `num_columns`, as the attention registered under that name
-    takes it. None where it is not flash attention and no prompt is shared: Transformers makes a mask of the position ids then."""
+    """Which tokens attend to which in (B, T) rows that are padded on the right to `num_columns`, in the form that the attention
+    registered under the name `attention` takes. None if it is not flash attention and no prompt is shared: Transformers then
+    makes a mask from the position ids."""
     if attention == flash_attention.ATTENTION:
         if segments is None or branches is None:
             return flash_attention.find_spans(position_ids, num_columns=num_columns)

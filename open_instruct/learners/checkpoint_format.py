@@ -1,9 +1,9 @@
-"""Weights under the names and in the shapes of the checkpoint that a model was read from.
+"""Converts weights to the names and shapes of the checkpoint that a model was read from.
 
-Transformers 5 holds some weights in another form than the checkpoint. The experts of a Qwen3-MoE layer lie in one tensor,
+Transformers 5 holds some weights in another form than the checkpoint. It holds the experts of a Qwen3-MoE layer in one tensor,
 `experts.gate_up_proj`, where the checkpoint has `experts.0.gate_proj.weight`, `experts.0.up_proj.weight` and so on. vLLM's
-loaders know the checkpoint's names alone and silently skip others. `save_pretrained` converts a model back to the
-checkpoint's form; the same conversion is applied here to a few parameters at a time, so that no process holds a second copy
+loaders know only the checkpoint's names and silently skip other names. `save_pretrained` converts a model back to the
+checkpoint's form; this module applies the same conversion to a few parameters at a time, so that no process holds a second copy
 of the model.
 """
 
@@ -61,8 +61,8 @@ class CheckpointFormat:
 def _keep_used_conversions(model: Any) -> None:
     """Drop conversions that matched nothing in the checkpoint.
 
-    `from_pretrained` of Transformers 5.19 does so itself, except under ZeRO-3. There the conversion would also bring back
-    names of checkpoints from before 2020 (`LayerNorm.gamma`). `tests/learners/test_checkpoint_format.py` notices.
+    `from_pretrained` of Transformers 5.19 does so itself, except under ZeRO-3. Under ZeRO-3 the conversion would otherwise also
+    bring back names of checkpoints from before 2020 (`LayerNorm.gamma`). `tests/learners/test_checkpoint_format.py` notices.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:
@@ -70,8 +70,8 @@ def _keep_used_conversions(model: Any) -> None:
 
 
 def _saved_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor that a checkpoint of the model without adapters holds, each tied tensor once. Buffers count, because routers
-    keep a bias in a buffer."""
+    """Every tensor that a checkpoint of the model without adapters holds, each tied tensor once. Buffers are included, because
+    routers keep a bias in a buffer."""
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     for full_name, parameter in model.named_parameters():
         name = merged_name(full_name)
@@ -85,12 +85,13 @@ def _saved_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """A stand-in without memory, of the full shape; under ZeRO-3 a parameter itself is empty."""
+    """A stand-in without memory, of the full shape. The parameter's own shape would not do: under ZeRO-3 a parameter is empty."""
     return torch.empty(tuple(getattr(tensor, "ds_shape", tensor.shape)), dtype=tensor.dtype, device="meta")
 
 
 def layer_groups(names: Any) -> list[list[str]]:
-    """The names of one decoder layer together, each other name alone: `layers.0.a`, `layers.0.b`, `norm` make two groups."""
+    """Groups names: the names of one decoder layer together, every other name by itself. `layers.0.a`, `layers.0.b`, `norm` make
+    two groups."""
     groups: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")

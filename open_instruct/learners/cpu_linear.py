@@ -1,11 +1,11 @@
 """Matrix products in float32 through oneDNN, for learners on CPU: of linear layers, and of the head (`logprobs.py`).
 
-For float32 torch 2.13 calls MKL, which gives AMD's processors kernels for AVX2 alone. On one with AVX-512 oneDNN's products are
-1.3 to 2.3 times as fast (two cores, 1,800 tokens, 256 x 768 weights; 1.1 to 2.7 times with the head of a vocabulary of 152 k;
-`benchmarks/cpu_products.py`), and sums are as exact. Torch offers oneDNN's product in float32 as an operator for its compiler,
-`mkldnn._linear_pointwise`, which is called here. (The setting `torch.backends.mkldnn.matmul.fp32_precision = "bf16"` would
-select oneDNN too, but with it torch's attention of short sequences takes three times as long, and processors with AMX would
-round to bfloat16.)
+For float32 torch 2.13 calls MKL, which uses only AVX2 kernels on AMD's processors. On an AMD processor with AVX-512 oneDNN's
+products are 1.3 to 2.3 times as fast (two cores, 1,800 tokens, 256 x 768 weights; 1.1 to 2.7 times with the head of a vocabulary
+of 152 k; `benchmarks/cpu_products.py`), and sums are as exact. This module calls `mkldnn._linear_pointwise`, the operator through
+which torch offers oneDNN's product in float32 to its compiler. (The setting `torch.backends.mkldnn.matmul.fp32_precision =
+"bf16"` would select oneDNN too, but with it torch's attention of short sequences takes three times as long, and processors with
+AMX would round to bfloat16.)
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def product(left_NK: Tensor, right_OK: Tensor) -> Tensor:
 
 
 def use_onednn(model: torch.nn.Module) -> None:
-    """Have the plain linear layers of `model` compute with oneDNN. Their weights stay as they are."""
+    """Make the plain linear layers of `model` compute with oneDNN. Their weights stay as they are."""
     for module in model.modules():
         if type(module) is torch.nn.Linear and pays_off(module.weight.dtype):
             module.__class__ = OneDnnLinear
@@ -60,7 +60,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _gradient_of_weight(grad_NO: Tensor, input_NK: Tensor) -> Tensor:
-    """(O, K). The left factor of a product is copied if it is transposed, so the narrower one stands there."""
+    """(O, K). The left factor of a product is copied if it is transposed, so the narrower of the two is put on the left."""
     if grad_NO.shape[1] <= input_NK.shape[1]:
         return _product(grad_NO.t(), input_NK.t())
     return _product(input_NK.t(), grad_NO.t()).t().contiguous()

@@ -1,7 +1,7 @@
-"""Norms of learners on CPU, in float32, with fewer passes over memory than plain torch makes.
+"""Norms for learners on CPU, in float32, with fewer passes over memory than plain torch makes.
 
-Each operation of torch reads and writes whole tensors. Forward and backward, a norm takes 9 of them here and about 15 in
-Transformers, and it keeps no more for the backward pass than its input and a number for each token.
+Each operation of torch reads and writes whole tensors. Forward and backward, a norm takes 9 operations here and about 15 in
+Transformers. For the backward pass it keeps only its input and a number for each token.
 
 Shapes: H hidden units, N tokens.
 """
@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 
 def use_fewer_passes(model: torch.nn.Module) -> None:
-    """Have those norms of `model` compute as below that are in float32 and compute what Llama's do. Their weights stay as they
-    are."""
+    """Replace the computation of those norms of `model` that are in float32 and compute what Llama's norm does. Their weights
+    stay as they are."""
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     for module in model.modules():
@@ -26,7 +26,7 @@ def use_fewer_passes(model: torch.nn.Module) -> None:
 
 
 def _program(module_class: Any) -> object:
-    """What its `forward` does. Transformers writes Llama's norm anew for each family that has it."""
+    """What the class's `forward` does, for comparison: Transformers repeats Llama's norm in a class for each family."""
     code: CodeType | None = getattr(module_class.forward, "__code__", None)
     return code and (code.co_code, code.co_consts[1:], code.co_names)
 
@@ -69,5 +69,5 @@ class _Norm(torch.autograd.Function):
 
 
 def _like(x: Tensor) -> Tensor:
-    """Without the strides of gradients that come as views."""
+    """A new tensor like `x`, but without the strides that a gradient has if it is a view."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)

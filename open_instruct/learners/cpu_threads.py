@@ -1,6 +1,6 @@
 """Threads of a learner on CPU that shares its cores with engines (`system/shared_cores.py`).
 
-A micro-batch can take a second and an engine step 10 ms, so a learner takes its share of the cores anew before each layer.
+A micro-batch can take a second and an engine step 10 ms, so a learner takes its share of the cores again before each layer.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from open_instruct.system.shared_cores import FILE_NAME, CorePlace, SharedCores
 
 
 def share_cores(device: Device, model: torch.nn.Module, *, rank: int) -> SharedCores:
-    """This rank's share of the cores of its machine, which `model` takes anew while it computes."""
+    """This rank's share of the cores of its machine. `model` updates the share while it computes."""
     if not device.shares_cores:
         return SharedCores()
     cores = SharedCores(file_of_job(FILE_NAME), CorePlace(rank))
@@ -32,6 +32,6 @@ def take_share_in_layers(model: torch.nn.Module, cores: SharedCores) -> None:
             output.register_hook(lambda _: cores.compute())
 
     for module in model.modules():
-        if module._parameters:  # weights of its own
+        if module._parameters:  # the module itself has weights
             module.register_forward_pre_hook(forward)
             module.register_forward_hook(backward)

@@ -1,4 +1,4 @@
-"""DeepSpeed around a learner's model: optimizer, learning rate schedule, ZeRO, gradient clipping."""
+"""Sets up DeepSpeed for a learner's model: optimizer, ZeRO, gradient clipping."""
 
 from typing import Any
 
@@ -6,16 +6,17 @@ import torch
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
-from open_instruct.learners.memory import BUCKET_ELEMENTS
+from open_instruct.learners.learning_rate import make_schedule
+from open_instruct.learners.memory_estimate import BUCKET_ELEMENTS
 
 
 def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, world_size: int) -> Any:
-    """A DeepSpeed engine that trains what has a gradient in `model`."""
+    """A DeepSpeed engine that trains the parameters of `model` that have a gradient."""
     import deepspeed
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     config = deepspeed_config(args, device, world_size=world_size)
-    # DeepSpeed makes buckets of full size, 2 GB of them in bfloat16, also for an adapter of a few million weights.
+    # DeepSpeed makes buckets of full size (2 GB of them in bfloat16) even for an adapter of a few million weights.
     num_trained = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
     config["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, num_trained)
     optimizer = torch.optim.AdamW(
@@ -25,27 +26,14 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
         fused=True,
     )
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=config, lr_scheduler=_make_scheduler(args, optimizer)
+        model=model, optimizer=optimizer, config=config, lr_scheduler=make_schedule(args, optimizer)
     )
     return engine
 
 
-def _make_scheduler(args: GRPOConfig, optimizer: torch.optim.Optimizer) -> Any:
-    from transformers import get_scheduler
-
-    num_updates = args.num_training_steps * args.num_epochs * args.num_mini_batches
-    name = args.lr_scheduler_type
-    return get_scheduler(
-        "constant_with_warmup" if name == "constant" else name,  # by itself "constant" passes over the warm-up
-        optimizer=optimizer,
-        num_warmup_steps=int(args.warmup_ratio * num_updates),
-        num_training_steps=num_updates,
-    )
-
-
 def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so the learner marks
-    their boundaries itself."""
+    """DeepSpeed's configuration. The number of micro-batches changes from step to step, so the learner itself marks the
+    boundaries of steps."""
     config = _config(args, device, world_size=world_size)
     if device.dtype != "float32":
         # By default, gradients of many micro-batches and ranks are added up in bf16, where 1 + 1/256 is 1.
@@ -55,7 +43,7 @@ def deepspeed_config(args: GRPOConfig, device: Device, *, world_size: int) -> di
 
 
 def _offload(args: GRPOConfig) -> dict[str, Any]:
-    """Parts of the configuration of ZeRO that save memory of the device, or traffic between nodes."""
+    """The parts of ZeRO's configuration that save device memory or traffic between nodes."""
     parts: dict[str, Any] = {}
     if args.deepspeed_offload_optimizer:
         parts["offload_optimizer"] = {"device": "cpu"}
@@ -67,10 +55,10 @@ def _offload(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _zero_stage(args: GRPOConfig, device: Device) -> int:
-    """The stage that DeepSpeed runs at: unless in float32, at least 2.
+    """The ZeRO stage that DeepSpeed runs at: at least 2, except in float32.
 
-    DeepSpeed 0.19.8 cannot add up gradients in fp32 at stage 0 in bf16. Stage 2 can, and with one learner it divides nothing. The
-    optimizer of stage 0 in bf16 also makes a step on zeros when it is built, so that Adam's first real step is too short.
+    In bf16 at stage 0, DeepSpeed 0.19.8 cannot add up gradients in fp32. Stage 2 can, and with one learner it divides nothing.
+    The optimizer of stage 0 in bf16 also makes a step on zeros when it is built, so Adam's first real step is too short.
     """
     return args.deepspeed_stage if device.dtype == "float32" else max(args.deepspeed_stage, 2)
 

@@ -1,4 +1,4 @@
-"""Attention on a GPU with the FlashAttention kernels that come with torch: no sequence of a row sees another.
+"""Attention on a GPU with torch's FlashAttention kernels: no sequence of a row attends to another.
 
     row        sequence 1  sequence 2  prompt  response 1  response 2      queries       keys
     parts      ──────────                                                  sequence 1    sequence 1
@@ -7,8 +7,8 @@
                                                ──────────                  response 1    the prompt, response 1
                                                            ──────────      response 2    the prompt, response 2
 
-The kernels take all parts one after another, told apart by where each ends, so there is neither padding nor a mask. As the parts
-stand in the row one after another, its queries are taken as they are; keys are only copied where responses share a prompt.
+The kernels take all parts one after another, separated by the positions where they end, so there is neither padding nor a mask.
+The parts follow each other in the row, so its queries are used as they are. Keys are copied only where responses share a prompt.
 
 Shapes: B rows, T tokens of a row, N parts, Q = B * T queries, K keys.
 """
@@ -25,28 +25,28 @@ from torch.nn.attention.varlen import varlen_attn
 from open_instruct.learners.shared_attention import Part, parts_of_row
 
 ATTENTION = "varlen_of_parts"
-"""Name under which Transformers knows the attention below; it looks for packages where a name has "flash" in it."""
+"""Name under which Transformers knows the attention below. With "flash" in the name, Transformers would look for packages."""
 DTYPES = torch.bfloat16, torch.float16
-"""What the kernels compute in; other inputs are rounded to bfloat16."""
+"""The dtypes that the kernels compute in; inputs of other dtypes are rounded to bfloat16."""
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Where the parts of some rows lie, one after another."""
+    """The positions of the parts of some rows, one after another."""
 
     ends_of_queries: torch.Tensor
-    """(N + 1,) int32: 0, then the end of each part's queries among the Q."""
+    """(N + 1,) int32: 0, then the end of each part's queries among the Q queries."""
     ends_of_keys: torch.Tensor
-    """(N + 1,) int32: the same of the K keys."""
+    """(N + 1,) int32: the same for the K keys."""
     most_queries: int
-    """Of one part."""
+    """The largest number of queries in one part."""
     most_keys: int
     keys: torch.Tensor | None = None
-    """(K,) int64: which of the Q tokens the keys are; None where they are the queries."""
+    """(K,) int64: the index of each key among the Q tokens; None if keys and queries are the same tokens."""
 
 
 def find_spans(position_ids: torch.Tensor, *, num_columns: int) -> Spans:
-    """Of (B, T) rows in which a sequence begins at position 0, padded on the right to `num_columns`."""
+    """The spans of (B, T) rows, padded on the right to `num_columns`, in which each sequence begins at position 0."""
     begins = F.pad(position_ids == 0, (0, num_columns - position_ids.shape[1]))
     begins[:, 0] = True
     starts = begins.flatten().nonzero().flatten()
@@ -56,7 +56,7 @@ def find_spans(position_ids: torch.Tensor, *, num_columns: int) -> Spans:
 
 
 def find_spans_of_shared(segments: torch.Tensor, branches: torch.Tensor, *, num_columns: int) -> Spans:
-    """Of (B, T) rows with `segments` and `branches` of `CollatedBatchData`, padded on the right to `num_columns`."""
+    """The spans of (B, T) rows with `segments` and `branches` as in `CollatedBatchData`, padded on the right to `num_columns`."""
     rows = zip(segments.tolist(), branches.tolist(), strict=True)
     parts = [
         part for row, kinds in enumerate(rows) for part in _with_padding(parts_of_row(row, *kinds), row, num_columns)
@@ -80,7 +80,7 @@ def _ends(lengths: list[int]) -> torch.Tensor:
 
 
 def _with_padding(parts: list[Part], row: int, num_columns: int) -> Iterator[Part]:
-    """Padding is a part too, that no other looks at."""
+    """The parts of a row, then its padding as one more part, which no other part attends to."""
     yield from parts
     end = parts[-1].own.stop if parts else 0
     if end < num_columns:
@@ -99,13 +99,13 @@ def attend(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What Transformers calls as an attention function.
+    """The function that Transformers calls for attention.
 
     Args:
         query, key, value: (B, heads, T, head size), with fewer heads of keys and values where several queries share them.
-        attention_mask: not looked at.
-        parts: of all rows; they reach this function with the further arguments of the model's `forward`.
-        sliding_window: tokens that a token sees at most, itself included; None sees all before it.
+        attention_mask: ignored.
+        parts: the spans of all rows. Transformers passes this further argument of the model's `forward` on to this function.
+        sliding_window: the most tokens that a token attends to, itself included; None: it attends to all earlier tokens.
 
     Returns:
         (B, T, heads, head size), and None.
@@ -117,7 +117,7 @@ def attend(
     queries, keys, values = (states.transpose(1, 2).flatten(0, 1).to(dtype) for states in (query, key, value))
     if parts.keys is not None:
         keys, values = _take(keys, parts.keys), _take(values, parts.keys)
-    num_values = values.shape[2]  # in latent attention fewer than the head size, and the kernels want as many
+    num_values = values.shape[2]  # latent attention: smaller than the head size, which the kernels need
     out: Any = varlen_attn(
         queries,
         keys,
@@ -134,5 +134,5 @@ def attend(
 
 
 def _take(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Rows of (Q, heads, head size); a lookup in a table, whose backward pass adds up in float32."""
+    """Rows of (Q, heads, head size). This is a table lookup, because its backward pass adds up in float32."""
     return F.embedding(tokens, states.flatten(1)).unflatten(1, states.shape[1:])

@@ -4,12 +4,12 @@
         for each mini-batch (one optimizer step):
             for each micro-batch: forward ─► summed loss over trained tokens / tokens of the mini-batch on all ranks ─► backward
             clip, AdamW, learning rate
-        With `--streaming` the data comes in partial batches, while the rest of the step is still being generated. Then backward
+        With `--streaming` the data arrives in partial batches, while the rest of the step is still being generated. Then backward
         runs on plain sums, and their gradient is divided once the number of tokens is known.
-    RayTrainGroup.async_update_weights(version) ─► rank 0 sends, the others take part in the gathers
+    RayTrainGroup.async_update_weights(version) ─► rank 0 sends, the other ranks take part in the gathers
 
-The loss is normalised by the exact number of trained tokens over all micro-batches and ranks, so a step does not depend on how
-the batch was divided.
+The loss is normalised by the exact number of trained tokens over all micro-batches and ranks, so the result of a step does not
+depend on how the batch was divided.
 """
 
 import time
@@ -28,13 +28,14 @@ from open_instruct.config.extensions import import_extensions
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
-from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.learners.cpu_threads import share_cores
+from open_instruct.learners.learning_rate import take_rates
 from open_instruct.learners.lora import ModelWithoutAdapter
 from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
 from open_instruct.learners.moving_reference import MovingReference
-from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient, take_rates
+from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.learners.policy_loss import PolicyLoss
 from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
 from open_instruct.learners.safe_load import data_only
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from open_instruct.cluster.ray_utils import Lock
 
 FETCH_S = 300.0
-"""Deadline for fetching data that is somewhere in the cluster already."""
+"""Deadline for fetching data that already exists somewhere in the cluster."""
 
 
 class PolicyTrainerRayProcess(TrainRayActor):
@@ -69,7 +70,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._lock: Lock | None = None
         self._store: torch.distributed.TCPStore | None = None
         self._step: StepSums | None = None
-        """The sums of a step whose first partial batch was trained and whose last is still to come; None between steps."""
+        """The sums of a step that has begun with a partial batch and still waits for its last one; None between steps."""
 
     def open_rendezvous(self, timeout_s: float) -> tuple[str, int]:
         """On the first rank: listen for the other ranks. Returns the host and port to connect to."""
@@ -101,7 +102,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._moving_reference = self._make_moving_reference(reference)
         base = ModelWithoutAdapter(self.engine) if with_ref and args.use_peft else reference
         self._loss = PolicyLoss(args, self.engine, base, device.learner_device)
-        seed_everything(args.seed + self.rank)  # ranks build the same model, and then draw on their own
+        seed_everything(args.seed + self.rank)  # all ranks build the same model, then draw different numbers
         self._source = DeepSpeedWeightSource(hf_model(self.engine), zero_stage=args.deepspeed_stage)
         self._link = self._make_link()
         self._cores = share_cores(device, hf_model(self.engine), rank=self.rank)
@@ -135,8 +136,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def train(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any] | None:
         """One training step on this rank's share, or one partial batch of it (`--streaming`).
 
-        A partial batch that is not the step's last adds to the gradient and returns None. The last partial batch makes the
-        optimizer step and returns sums for `merge_step_metrics`, which adds them up over ranks before it divides anything.
+        Each partial batch adds to the gradient. All but the last return None. The last makes the optimizer step and returns sums
+        for `merge_step_metrics`, which adds them up over ranks before it divides anything.
 
         Raises `ValueError` if the data belongs to another rollout.
         """
@@ -164,7 +165,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         return self._report(step, num_epochs=self._args.num_epochs)
 
     def _report(self, step: StepSums, *, num_epochs: int) -> dict[str, Any]:
-        is_counted = self.rank % self._args.sequence_parallel_size == 0  # the others of its group have the same rows
+        is_counted = self.rank % self._args.sequence_parallel_size == 0  # other ranks of a group have the same rows
         return step.report(
             num_epochs=num_epochs,
             memory_in_use_bytes=self._device.memory.in_use_bytes(),
@@ -183,7 +184,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     @torch.no_grad()
     def eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any]:
-        """The sums of `train` for the weights as they are: no gradient, no step."""
+        """The sums of `train` for the current weights, without a gradient or a step."""
         self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
         _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step, started = StepSums(), time.perf_counter()
@@ -204,7 +205,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 if not mini_batch.num_global_tokens:
                     step.num_empty += 1
                     continue
-                is_untouched = epoch == 0 and not step.grad_norms  # the weights are still those of the engines
+                is_untouched = epoch == 0 and not step.grad_norms  # the learner still has the weights of the engines
                 parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
                 for sums, mismatch in parts:
                     step.add(sums, mismatch if is_untouched else None)
@@ -214,7 +215,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def _train_mini_batch(
         self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
     ) -> list[tuple[dict, dict]]:
-        """Accumulate the gradient of one optimizer step. Returns sums and engine mismatch per micro-batch."""
+        """Accumulate the gradient of one optimizer step. Returns sums and engine mismatch for each micro-batch."""
         parts = []
         last = len(mini_batch.micro_batches) - 1
         divisor = self._divisor(mini_batch)
@@ -228,7 +229,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         return parts
 
     def _accumulate(self, step: StepSums, mini_batches: Sequence[MiniBatch], *, is_last: bool) -> None:
-        """Forward and backward of one partial batch. The denominator is not known yet, so the gradient is that of plain sums."""
+        """Forward and backward of one partial batch. The denominator is not known yet, so this is the gradient of plain sums."""
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
         for number, micro_batch in enumerate(micro_batches):
             self.engine.set_gradient_accumulation_boundary(is_last and number == len(micro_batches) - 1)
@@ -237,7 +238,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             step.add(sums, mismatch)
 
     def _update(self, step: StepSums, num_global_tokens: int, *, denominator: float | None = None) -> None:
-        """One optimizer step. Without trained tokens none is made, because momentum and weight decay would move the weights."""
+        """Make one optimizer step, but none without trained tokens, because momentum and weight decay would move the weights."""
         step.lr = self.engine.get_lr()[0]
         started = time.perf_counter()
         if num_global_tokens:
@@ -248,7 +249,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         step.optimizer_s += time.perf_counter() - started
 
     def _divisor(self, data: MiniBatch | RolloutBatch, denominator: float | str | None = None) -> float:
-        """What the summed loss of an optimizer step is divided by; by default as the policy loss."""
+        """The number that divides the summed loss of an optimizer step; `denominator` None: that of the policy loss."""
         return loss_divisor(
             self._args.denominator if denominator is None else denominator,
             num_tokens=data.num_global_tokens,
@@ -257,7 +258,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         )
 
     def _scales(self, mini_batch: MiniBatch) -> Scales:
-        """What KL and cross-entropy are multiplied by in the sum that `_divisor` divides."""
+        """The factors of KL and cross-entropy in the sum that `_divisor` divides."""
         divisor = self._divisor(mini_batch)
         return Scales(
             kl=divisor / self._divisor(mini_batch, self._args.denominator_of_kl),
@@ -272,7 +273,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """Set up the transport of weights to `rollout_engines` (by position), in place of an earlier transport.
 
         Returns on the first rank the engines that could not be reached, with the cause; if there are any, no engine is connected.
-        An update takes `rollout_engine_lock`, so that two groups never send to the same engines at once.
+        Updates hold `rollout_engine_lock`, so that two groups never send to the same engines at once.
         """
         self._lock = rollout_engine_lock
         return self._link.connect(rollout_engines)
@@ -288,11 +289,11 @@ class PolicyTrainerRayProcess(TrainRayActor):
         return self.version
 
     def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> UpdateReport:
-        """Send the weights to these engines (by position; None is all). Returns on the first rank how the update went.
+        """Send the weights to these engines (by position; None is all). Returns on the first rank the outcome of the update.
 
-        `version` is the version that the caller expects; None accepts any. Where engines receive in one collective, the weights
-        go to all connected engines. Raises `ValueError` if the weights are of another version, because the engines would label
-        their tokens wrongly.
+        `version` is the version that the caller expects; None accepts any. Where engines receive in one collective, all connected
+        engines get the weights. Raises `ValueError` if the weights are of another version, because the engines would label their
+        tokens wrongly.
         """
         if version not in (None, self.version):
             raise ValueError(f"version {version} was to be sent, but these weights are of version {self.version}")
@@ -305,20 +306,20 @@ class PolicyTrainerRayProcess(TrainRayActor):
     # --- giving the device to others ----------------------------------------------------------------------------------
 
     def sleep(self, tags: Sequence[str] | None = None) -> int:
-        """Move these states (see `state_offload`; None: all) off the device. Returns the bytes given back, as measured."""
+        """Move these states (see `state_offload`; None: all) off the device. Returns the bytes released, as measured."""
         return self._offload.offload(tags)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Bring these states back to the device, bit by bit as they were."""
+        """Bring these states back to the device with exactly the same bits."""
         self._offload.reload(tags)
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
     def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
-        """Write a Hugging Face model directory, by default `step_*` under `output_dir`; with LoRA the adapter alone, in peft's
-        format, unless `save_merged_lora`.
+        """Write a Hugging Face model directory, by default `step_*` under `output_dir`. With LoRA write only the adapter, in
+        peft's format, unless `save_merged_lora`.
 
-        With the optimizer, the directory also holds a checkpoint that training can go on from, as `checkpoint`.
+        With the optimizer, the directory's subdirectory `checkpoint` holds a checkpoint from which training can go on.
         """
         self._offload.check_loaded(WEIGHTS, what="saving the model")
         path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
@@ -328,9 +329,9 @@ class PolicyTrainerRayProcess(TrainRayActor):
             self.save_checkpoint(str(path / "checkpoint"))
 
     def save_checkpoint(self, directory: str) -> dict[str, int]:
-        """Weights, optimizer, scheduler and this rank's random state, under `directory`.
+        """Write weights, optimizer, scheduler and this rank's random state under `directory`.
 
-        Returns the bytes of each file that this rank has written, by path within `directory`. The files are on disk.
+        Returns the bytes of each file that this rank has written, by path within `directory`. The files are then on disk.
         """
         self._offload.check_loaded(*TAGS, what="saving a checkpoint")
         with names_a_full_disk(Path(directory)):

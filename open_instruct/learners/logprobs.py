@@ -1,4 +1,4 @@
-"""Log-probs of sampled tokens and their entropy; `[tokens, vocabulary]` logits never exist at once.
+"""Log-probs of sampled tokens, and entropies. The full `[tokens, vocabulary]` logits never exist at once.
 
 Shapes: B rows, T tokens, N tokens of all rows, L labels of each token, H hidden units, V vocabulary.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from open_instruct.learners.sequence_parallel import SequenceParallel
 
 CHUNK_ELEMENTS = 2**24
-"""Logits that exist at once: 64 MiB in float32, of which a step needs about three copies."""
+"""Most logits that exist at once: 64 MiB in float32, of which a step needs about three copies."""
 
 # ------------------------------------------------------------------------------------------- log-probs in chunks
 
@@ -36,15 +36,15 @@ def chunked_log_probs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-prob of each label, and entropy of the distribution that the label was drawn from, `softmax(logits / temperature)`.
 
-    `labels` are (N,) token ids, or (N, L) if several log-probs of each token are wanted. With `softcap` c the logits are
-    `c * tanh(logits / c)` first.
+    `labels` are (N,) token ids, or (N, L) if several log-probs of each token are wanted. With `softcap` c the logits are first
+    replaced by `c * tanh(logits / c)`.
 
     The logits of `chunk_elements // V` tokens (at least one) exist at a time, and the backward pass computes them again.
     Matrix products run in the dtype of the inputs, softmax and the sum of the weight's gradient in float32 or better.
 
     Returns:
-        Log-probs, of the shape of `labels`, and (N,) entropies in nats, differentiable once in `hidden_NH`, `weight_VH` and
-        `bias_V`. Both are float32, or float64 for inputs in float64.
+        Log-probs, of the shape of `labels`, and (N,) entropies in nats. Both are differentiable once in `hidden_NH`, `weight_VH`
+        and `bias_V`, and are float32, or float64 for inputs in float64.
     """
     rows_per_chunk = max(1, chunk_elements // weight_VH.shape[0])
     labels_NL = labels if labels.dim() == 2 else labels[:, None]
@@ -75,7 +75,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             entropy_N[rows] = -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, labels_NL, entropy_N)
         ctx.temperature, ctx.softcap, ctx.rows_per_chunk = temperature, softcap, rows_per_chunk
-        ctx.set_materialize_grads(False)  # where one of the results is not used, its gradient costs nothing
+        ctx.set_materialize_grads(False)  # the gradient of a result that is not used costs nothing
         return label_logprobs_NL, entropy_N
 
     @staticmethod
@@ -145,9 +145,9 @@ def _chunks(total: int, size: int) -> list[slice]:
 
 
 class LogProbModel(torch.nn.Module):
-    """A Hugging Face causal language model that answers with log-probs instead of logits.
+    """A Hugging Face causal language model that returns log-probs instead of logits.
 
-    DeepSpeed wraps this module, because ZeRO has to see the head's weight being used in a `forward`.
+    DeepSpeed wraps this module, because ZeRO has to see that a `forward` uses the head's weight.
     """
 
     def __init__(
@@ -160,19 +160,19 @@ class LogProbModel(torch.nn.Module):
     ) -> None:
         """
         Args:
-            chunk_elements: logits that exist at once.
-            attn_implementation: as `--attn_implementation`; None is what the model was loaded with. Without
+            chunk_elements: most logits that exist at once.
+            attn_implementation: as `--attn_implementation`; None is the attention that the model was loaded with. Ignored with
                 `sequence_parallel`.
             sequence_parallel: divides the tokens of each row among ranks; all ranks of a group call the model with the same
                 rows.
-            model: a causal language model of transformers whose logits are its head applied to its last hidden state,
-                possibly times a constant or below a cap (`logits_scale_and_cap`).
+            model: a causal language model of transformers. Its logits must be its head applied to its last hidden state,
+                possibly scaled by a constant or limited by a cap (`logits_scale_and_cap`).
         """
         super().__init__()
         self.model = model
         if sequence_parallel is None:
             self.attend_by(attn_implementation or model.config._attn_implementation)
-        else:  # which exchanges tokens and heads around it
+        else:  # sequence parallelism exchanges tokens and heads around the attention
             self._attention = sequence_parallel.attention
         self._chunk_elements = chunk_elements
         self._sequence_parallel = sequence_parallel
@@ -194,35 +194,35 @@ class LogProbModel(torch.nn.Module):
         branches: torch.Tensor | None = None,
         predictors: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probs of tokens 1..T-1, each given what stands before it in its sequence.
+        """Log-probs of tokens 1..T-1, each given the earlier tokens of its sequence.
 
-        Mostly no attention mask is needed: padding stands on the right, where causal attention cannot see it, and sequences
-        that share a row are told apart by `position_ids`, which start again at 0 with each sequence.
+        Mostly no attention mask is needed: padding is on the right, where causal attention cannot see it, and `position_ids`
+        separate the sequences that share a row, because they start again at 0 with each sequence.
 
         Args:
             input_ids: (B, T) token ids.
             position_ids: (B, T), from 0 in each sequence.
             temperature: divides the logits; the temperature that the tokens were sampled at.
-            other_ids: (B, T, K) further tokens that could have stood in the place of each token; None is K = 0.
-            wanted: (B, T) bool: the tokens whose log-probs are computed; the head and its softmax run over these alone. None is
+            other_ids: (B, T, K) further tokens whose log-probs are wanted in the place of each token; None is K = 0.
+            wanted: (B, T) bool: the tokens whose log-probs are computed; the head and its softmax run only over these. None is
                 all tokens.
-            segments, branches, predictors: (B, T), those of `CollatedBatchData` where responses share a prompt; else None.
+            segments, branches, predictors: (B, T), as in `CollatedBatchData` where responses share a prompt; else None.
 
         Returns:
             (B, T-1) log-probs, (B, T-1) entropies and (B, T-1, K) log-probs of `other_ids`, as `chunked_log_probs` gives them;
-            entry `t` belongs to token `t + 1`. It is 0 where that token is not wanted, and means nothing where it is padding or
-            begins a sequence.
+            entry `t` belongs to token `t + 1`. The entry is 0 where that token is not wanted, and has no meaning where that token
+            is padding or begins a sequence.
         """
         given, own_columns = self._inputs(input_ids, position_ids, segments, branches)
         labels_BTL = _labels(input_ids, other_ids)
         is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
-        # Before the layers: to know the number of wanted entries, the program waits for what it has queued on a GPU.
+        # Done before the layers: to learn the number of wanted entries, the program waits for all work queued on the GPU.
         rows, columns, predicting = _wanted_in(own_columns, is_wanted_BT, predictors)
         hidden_BTH = self.model.base_model(use_cache=False, **given).last_hidden_state
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
-        # ZeRO-3 gathers a partitioned weight when a forward reads it: once, however many chunks follow, because ranks whose
-        # batches differ in length must take part in the same number of gathers.
+        # ZeRO-3 gathers a partitioned weight when a forward reads it. It is read once for all chunks, because ranks whose batches
+        # differ in length must take part in the same number of gathers.
         weight_VH, bias_V = head.weight, head.bias
         logprobs_NL, entropy_N = chunked_log_probs(
             _states_at(hidden_BTH, rows, predicting),
@@ -247,7 +247,7 @@ class LogProbModel(torch.nn.Module):
         segments: torch.Tensor | None,
         branches: torch.Tensor | None,
     ) -> tuple[dict[str, Any], range]:
-        """What the layers are given, and the columns that this rank computes."""
+        """The arguments of the layers, and the columns that this rank computes."""
         columns, attention_mask, further = range(input_ids.shape[1]), None, {}
         num_columns = len(columns)
         if self._sequence_parallel is not None:
@@ -264,15 +264,16 @@ class LogProbModel(torch.nn.Module):
 
 
 def _states_at(hidden_BTH: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """(N, H): the states in these places; one that several responses begin after is in it several times.
+    """(N, H): the states at these rows and columns. A state after which several responses begin occurs several times.
 
-    A lookup in a table, because its backward pass always adds up in the same order; that of indexing does not on several cores.
+    This is a table lookup, because its backward pass always adds up in the same order. The backward pass of indexing does not,
+    on several cores.
     """
     return F.embedding(rows * hidden_BTH.shape[1] + columns, hidden_BTH.flatten(0, 1))
 
 
 def _labels(input_ids: torch.Tensor, other_ids: torch.Tensor | None) -> torch.Tensor:
-    """(B, T - 1, 1 + K): each token from the second on, and those that could have stood in its place."""
+    """(B, T - 1, 1 + K): each token from the second on, then the `other_ids` in its place."""
     labels_BTL = input_ids[:, 1:, None].long()
     return labels_BTL if other_ids is None else torch.cat([labels_BTL, other_ids[:, 1:].long()], dim=2)
 
@@ -280,7 +281,7 @@ def _labels(input_ids: torch.Tensor, other_ids: torch.Tensor | None) -> torch.Te
 def _wanted_in(
     own_columns: range, is_wanted_BT: torch.Tensor, predictors: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows and columns of the wanted entries whose predecessors stand in `own_columns`, and the places of these there."""
+    """Rows and columns of the wanted entries whose predecessors are in `own_columns`, and the predecessors' positions there."""
     rows, columns = is_wanted_BT.nonzero(as_tuple=True)
     predicting = columns if predictors is None else predictors[rows, columns + 1].long()
     is_own = (predicting >= own_columns.start) & (predicting < own_columns.stop)

@@ -1,9 +1,9 @@
-"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685): the model stays as it is, and small matrices beside its linear
-layers are trained.
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685): the model's weights are frozen, and only small matrices beside its
+linear layers are trained.
 
     a layer of the learner     W x + s B (A x)     W: (out, in), frozen; A: (r, in) and B: (out, r) are trained; s = alpha / r
-    an engine                  W + s B A           a weight as it would be without adapter: merged by the learner or, where only
-                                                   A and B are sent, by the engine
+    an engine                  W + s B A           one merged weight, without an adapter: the learner merges it or, where only
+                                                   A and B are sent, the engine
     the reference policy       W x                 the same model with s = 0, so it takes no memory
 
 B begins as 0, so the first policy is the base model.
@@ -20,11 +20,11 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.lora_merge import IN_PEFT_FILES, BaseOfAdapter, add_low_rank
 
 ADAPTER = "default"
-"""What peft calls an adapter without a name."""
+"""peft's name for an adapter that was given no name."""
 
 
 def add_adapter(model: torch.nn.Module, args: GRPOConfig) -> None:
-    """Put adapters beside the layers that `--lora_target_modules` names, in place; only adapters have a gradient afterwards.
+    """Add adapters, in place, to the layers that `--lora_target_modules` names. Afterwards only adapters have a gradient.
 
     Raises ValueError if the model has no such layers.
     """
@@ -36,7 +36,7 @@ def add_adapter(model: torch.nn.Module, args: GRPOConfig) -> None:
         lora_alpha=args.lora_alpha,
         target_modules="all-linear" if targets == ["all-linear"] else targets,
         use_rslora=args.use_rslora,
-        lora_dropout=0.0,  # the engine drops nothing, so the learner's policy would be another one than the engine's
+        lora_dropout=0.0,  # the engine has no dropout, so with dropout the learner's policy would differ from the engine's
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=args.model_name_or_path,
         revision=args.model_revision,
@@ -48,7 +48,8 @@ def add_adapter(model: torch.nn.Module, args: GRPOConfig) -> None:
 
 
 def leave_frozen_out_of_checkpoints(engine: Any) -> None:
-    """DeepSpeed leaves out what has no gradient, but not its second name: the head of a model whose head is its embedding."""
+    """Leave frozen parameters out of checkpoints also under a second name, such as the head of a model whose head is its
+    embedding. DeepSpeed itself leaves out parameters without a gradient, but not their second names."""
     of_engine = engine.module_state_dict
 
     def of_adapter(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -63,8 +64,8 @@ def leave_frozen_out_of_checkpoints(engine: Any) -> None:
 
 
 def merged_name(name: str) -> str | None:
-    """What a parameter is called in the model without adapters: `q_proj.weight` for `q_proj.base_layer.weight`; None for a
-    parameter of an adapter."""
+    """The parameter's name in the model without adapters: `q_proj.weight` for `q_proj.base_layer.weight`; None for a parameter of
+    an adapter."""
     parts = name.split(".")
     if ADAPTER in parts and any(part.startswith("lora_") for part in parts):
         return None
@@ -78,14 +79,14 @@ class Adapters:
         self._layers = {_adapted_weight(name, layer): layer for name, layer in _lora_layers(model)}
 
     def parameters_of(self, names: Any) -> list[torch.nn.Parameter]:
-        """What `merged` reads besides these weights."""
+        """The parameters that `merged` reads in addition to these weights."""
         layers = [self._layers[name] for name in names if name in self._layers]
         return [part[ADAPTER].weight for layer in layers for part in (layer.lora_A, layer.lora_B)]
 
     @torch.no_grad()
     def merged(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """`weight` with its adapter added, in the weight's dtype; the weight itself if it has no adapter. Under ZeRO-3 everything
-        in it has to be gathered."""
+        """`weight` with its adapter added, in the weight's dtype; the weight itself if it has no adapter. Under ZeRO-3 the weight
+        and its adapter have to be gathered before."""
         layer = self._layers.get(name)
         if layer is None:
             return weight
@@ -97,8 +98,8 @@ class Adapters:
         return (weight.float() + delta.float()).to(weight.dtype)
 
     def base(self, weights: Mapping[str, torch.Tensor]) -> BaseOfAdapter | None:
-        """What an engine needs besides the adapters' own weights to merge them itself; None where it cannot, or where merged
-        weights would be no larger.
+        """What an engine needs, in addition to the adapters' weights, to merge them itself; None where it cannot merge them, or
+        where the merged weights would be no larger than the adapters.
 
         Args:
             weights: all weights of a checkpoint by name. Only their shapes and dtypes are read.
@@ -120,8 +121,8 @@ class Adapters:
 class ModelWithoutAdapter:
     """Calls `engine`, a learner's DeepSpeed engine, with its adapters scaled to 0: the reference model of a run with LoRA.
 
-    The adapters' layers run nevertheless, because under ZeRO-3 every pass has to call the same layers in the same order. Call it
-    without gradients.
+    The adapters' layers still run, because under ZeRO-3 every pass has to call the same layers in the same order. Call it without
+    gradients.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -145,7 +146,7 @@ class ModelWithoutAdapter:
 
 
 def adapter_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that are trained, by the names that peft's files have."""
+    """The parameters that are trained, by their names in peft's files."""
     return {
         IN_PEFT_FILES + name.replace(f".{ADAPTER}.", "."): parameter
         for name, parameter in model.named_parameters()
@@ -171,10 +172,11 @@ def _lora_layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether A and B are matrices beside one linear layer, whose weight is (out, in)."""
+    """Whether A and B are matrices that belong to one linear layer, whose weight is (out, in)."""
     return isinstance(layer.get_base_layer(), torch.nn.Linear) and not hasattr(layer, "parameter_name")
 
 
 def _adapted_weight(name: str, layer: Any) -> str | None:
-    """The weight that a layer's adapter changes. Experts and routers are parameters, and peft knows them by their own names."""
+    """The name of the weight that a layer's adapter changes. Experts and routers are plain parameters, which peft knows by their
+    own names."""
     return merged_name(f"{name}.{getattr(layer, 'parameter_name', 'weight')}")

@@ -1,4 +1,4 @@
-"""The trained model as files that Transformers, peft and vLLM read."""
+"""Writes the trained model as files that Transformers, peft and vLLM read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ from open_instruct.storage.checkpoints import sync_to_disk
 def save_model_files(
     directory: Path, args: GRPOConfig, model: Any, source: DeepSpeedWeightSource, *, rank: int
 ) -> None:
-    """Write the model, or with LoRA its adapter alone (unless `save_merged_lora`), and the tokenizer. Every rank calls it, and
-    the first one writes. When it returns there, the files are on disk."""
+    """Write the model, or with LoRA only its adapter (unless `save_merged_lora`), and the tokenizer. Every rank calls it, and the
+    first rank writes. When the call returns on the first rank, the files are on disk."""
     if args.use_peft and not args.save_merged_lora:
         adapter = source.adapter()
         if rank == 0:
@@ -36,9 +36,9 @@ def save_model_files(
 
 @contextmanager
 def _any_generation_config(model: Any, directory: Path) -> Iterator[None]:
-    """Have the model that is saved in the block keep its `generation_config.json`, whatever stands in it.
+    """Let the model that is saved in the block keep its `generation_config.json`, whatever its content.
 
-    Transformers 5.19 reads one with a temperature and without `do_sample`, as some models have it, and refuses to write it.
+    Transformers 5.19 reads a file that has a temperature but no `do_sample`, as some models have it, and refuses to write it.
     """
     from transformers.utils import GENERATION_CONFIG_NAME
 

@@ -1,4 +1,4 @@
-"""The models of a learner, the policy and the reference: how they are loaded and prepared."""
+"""Loads and prepares the models of a learner: the policy and the reference."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -18,12 +18,12 @@ from open_instruct.learners.lora import add_adapter, leave_frozen_out_of_checkpo
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
 
 KINDS_OF_BATCHES = 64
-"""Forms of a layer that torch compiles at most: with and without gradient, one row or several, and the like. Torch's own limit is
-8, and what goes beyond is not compiled."""
+"""Most variants of a layer that torch compiles: with and without gradient, one row or several, and the like. Torch's own limit is
+8; it does not compile further variants."""
 
 
 def join_sequence_parallel(args: GRPOConfig, device: Device, *, rank: int, world_size: int) -> SequenceParallel | None:
-    """This rank's place in its group of sequence parallelism; None without. Every rank calls it."""
+    """This rank's place in its sequence-parallel group; None without sequence parallelism. Every rank calls it."""
     from transformers import AutoConfig
 
     if args.sequence_parallel_size == 1:
@@ -62,7 +62,7 @@ def build_reference(
     """The reference model of a run without adapters. At stage 3 its weights are divided among the ranks."""
     import deepspeed
 
-    # The second share of the weights is for the backward pass, and DeepSpeed makes the group for it only once.
+    # Without the second share of the weights: only a backward pass needs it, and DeepSpeed makes the group for it only once.
     config = deepspeed_config(replace(args, deepspeed_zpg=1), device, world_size=world_size)
     model = _load_model(args, device, config, sequence_parallel).eval().requires_grad_(False)
     if args.deepspeed_stage != 3:
@@ -77,7 +77,7 @@ def _load_model(
     from transformers import AutoModelForCausalLM
     from transformers.integrations import HfDeepSpeedConfig
 
-    # Transformers' own flash attention wants a package; `LogProbModel` puts ours in its place.
+    # Transformers' own flash attention needs a package; `LogProbModel` replaces it by ours.
     plain = "sdpa" if device.attn_implementation == FLASH else device.attn_implementation
     # As long as this object lives, Transformers divides the weights among the ranks as they are read.
     zero3 = HfDeepSpeedConfig(config) if args.deepspeed_stage == 3 else None
@@ -90,13 +90,13 @@ def _load_model(
     )
     del zero3
     _, reason = attention_that_fits(model.config, device.attn_implementation, trusted=args.trust_remote_code)
-    if reason:  # `grpo_fast.settled` sees to it; a program that makes its learners itself may not have called it
+    if reason:  # `grpo_fast.settled` prevents it; a program that makes its own learners may not have called it
         raise ValueError(f"--attn_implementation {device.attn_implementation}: {reason}.")
     _own_memory(model)
     _drop_nothing(model)
     if args.compile_model:
         compile_layers(model)
-    elif device.has_faster_layers:  # in a form that torch cannot compile
+    elif device.has_faster_layers:  # torch cannot compile these layers
         use_onednn(model)
         use_fewer_passes(model)
     if args.gradient_checkpointing:
@@ -110,8 +110,8 @@ def _load_model(
 
 
 def train_mode(model: torch.nn.Module) -> None:
-    """What gradient checkpointing asks for; but not for those modules of a mixture of experts that would add noise then, or draw
-    experts at random (`phimoe`). The engine does neither, so the learner's policy would be another one than the engine's."""
+    """Switch to training mode, as gradient checkpointing requires. Leave out modules of a mixture of experts that would then add
+    noise or draw experts at random (`phimoe`), because the engine does neither, and the two policies would differ."""
     model.train()
     for module in model.modules():
         if any("jitter" in name for name in vars(module)):
@@ -119,15 +119,15 @@ def train_mode(model: torch.nn.Module) -> None:
 
 
 def compute_again(model: Any, args: GRPOConfig) -> None:
-    """Gradient checkpointing. A compiled layer may be compiled anew between its two forward passes and then keep other tensors,
-    which only reentrant checkpointing does not mind. That wants an input with a gradient, unlike that of a frozen embedding."""
+    """Switch on gradient checkpointing. A compiled layer may be recompiled between its two forward passes and then keep other
+    tensors; only reentrant checkpointing allows that. It needs an input with a gradient; a frozen embedding's output has none."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": args.compile_model})
     if args.compile_model and args.use_peft:
         model.enable_input_require_grads()
 
 
 def compile_layers(model: torch.nn.Module) -> None:
-    """Have torch compile each layer when it is first called; layers alike share the result. Attention stays outside
+    """Make torch compile each layer when it is first called; equal layers share the result. Attention is not compiled
     (`attention.register`), so batches may have any shape and any sequences in their rows."""
     torch._dynamo.config.recompile_limit = KINDS_OF_BATCHES
     names: Any = model._no_split_modules
@@ -137,7 +137,7 @@ def compile_layers(model: torch.nn.Module) -> None:
 
 
 def _drop_nothing(model: torch.nn.Module) -> None:
-    """Switch dropout off: the engine drops nothing, so the learner's policy would be another one than the engine's."""
+    """Switch dropout off. The engine has no dropout, so with dropout the learner's policy would differ from the engine's."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and ("drop" in name or isinstance(module, torch.nn.Dropout)):
@@ -147,7 +147,7 @@ def _drop_nothing(model: torch.nn.Module) -> None:
 def _own_memory(model: torch.nn.Module) -> None:
     """Copy the weights out of the file that they were read from.
 
-    On CPU, safetensors hands out a private mapping of the file: when somebody writes the file anew, the kernel drops even pages
+    On CPU, safetensors returns a private mapping of the file. When a process writes the file again, the kernel drops even pages
     that training has changed, and the model silently becomes the model on disk.
     """
     with torch.no_grad():

@@ -1,10 +1,10 @@
-"""The reference policy over time: it may follow the policy (`--ref_policy_update_freq`), and checkpoints hold it once it has.
+"""The reference policy may follow the policy (`--ref_policy_update_freq`). Checkpoints contain it once it has moved.
 
-At ZeRO stage 3 each rank holds a part of every weight, and updates, saves and loads its own part alone. Policy and reference are
+At ZeRO stage 3 each rank holds a part of every weight, and updates, saves and loads only its own part. Policy and reference are
 divided alike, because they are the same model on the same ranks. At the other stages each rank holds all weights.
 
-A reference in 16 bits moves by a copy in float32, which lies in main memory: from one update to the next a policy changes by so
-little that a small share of it (`--alpha`) would be rounded away. With alpha 0.05 most weights in bfloat16 would never move.
+A reference in 16 bits is updated through a float32 copy in main memory. From one update to the next a policy changes so little
+that a small share of the change (`--alpha`) would be rounded away. With alpha 0.05 most weights in bfloat16 would never move.
 """
 
 import logging
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class MovingReference:
-    """Moves this rank's part of `reference` towards `policy`, and keeps it over a checkpoint.
+    """Moves this rank's part of `reference` towards `policy`, and saves and loads it with checkpoints.
 
     Args:
-        every: training steps between two updates; None: it stays what it is.
+        every: training steps between two updates; None: the reference never changes.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MovingReference:
         self._rank, self._is_divided = rank, is_divided
         self._has_moved = False
         self._exact: list[torch.Tensor] | None = None
-        """What this rank holds of the reference, in float32; made at the first update, for references in 16 bits alone."""
+        """This rank's part of the reference in float32; made at the first update, and only for references in 16 bits."""
 
     @torch.no_grad()
     def update(self, version: int) -> None:
@@ -54,8 +54,8 @@ class MovingReference:
             own.copy_(exact)
 
     def save(self, directory: Path) -> None:
-        """Write what this rank holds, unless that is the initial model. Without ZeRO stage 3 all ranks hold the same, and the
-        first one writes it."""
+        """Write this rank's part of the reference, unless it is still the initial model. Without ZeRO stage 3 all ranks hold the
+        same weights, and the first rank writes them."""
         if self._has_moved and (self._is_divided or self._rank == 0):
             held = self._exact or [tensor.detach().cpu() for tensor in _held(self._reference)]
             torch.save(held, self._file(directory))

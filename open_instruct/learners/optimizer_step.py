@@ -1,9 +1,9 @@
-"""Makes or skips the optimizer step of a DeepSpeed engine. All that depends on how DeepSpeed 0.19.8 steps at each
-stage stands in this module.
+"""Makes or skips the optimizer step of a DeepSpeed engine. All code that depends on how DeepSpeed 0.19.8 steps at each stage is
+in this module.
 
 If the gradient is not finite, or nothing was trained on, no weight and no moment changes and no weight decay is applied. At
-stages 2 and 3 DeepSpeed itself skips a step when the norm is not finite. At stage 0 it clips by a norm of NaN and every weight
-becomes NaN, so the norm is checked before the step.
+stages 2 and 3 DeepSpeed itself skips a step when the norm is not finite. At stage 0 it would clip by a norm of NaN, and every
+weight would become NaN, so the norm is checked before the step.
 """
 
 from collections.abc import Iterator
@@ -12,24 +12,22 @@ from typing import Any
 
 import torch
 
-from open_instruct.config.grpo_config import GRPOConfig
-
 
 def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | None:
     """Clip the gradient, make the optimizer step, advance the learning rate schedule. All ranks call it together, after the
     backward pass that ended with a boundary.
 
     Args:
-        denominator: what the gradient is divided by first; None where the backward pass has divided already.
+        denominator: the number that the gradient is divided by first; None if the backward pass has already divided.
 
     Returns:
-        The gradient's norm before clipping, or None where it is not finite. Then the gradient is gone and nothing else has
-        changed. The learning rate schedule counts only the steps that were made. Every rank returns the same.
+        The gradient's norm before clipping, or None if it is not finite. With None, the gradient was discarded and nothing else
+        has changed. The learning rate schedule counts only the steps that were made. Every rank returns the same value.
     """
     if engine.zero_optimization_stage() == 0:
         return _apply_at_stage_0(engine, denominator)
     if denominator is not None:
-        # ZeRO holds the gradients in partitions of its own and divides them by the loss scale; `backward` multiplies by it.
+        # ZeRO holds the gradients in its own partitions and divides them by the loss scale; `backward` multiplies by this scale.
         engine.optimizer.override_loss_scale(denominator)
     engine.step()
     if denominator is not None:
@@ -38,7 +36,7 @@ def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | 
 
 
 def discard_gradient(engine: Any) -> None:
-    """Forget the gradient, as DeepSpeed does after a step, and leave all else as it is. All ranks call it together."""
+    """Discard the gradient, as DeepSpeed does after a step, and change nothing else. All ranks call it together."""
     optimizer = torch_optimizer(engine)
     with _replaced(optimizer, "step", lambda *_args, **_kwargs: None), _replaced(engine, "lr_scheduler", None):
         engine.step()
@@ -47,20 +45,6 @@ def discard_gradient(engine: Any) -> None:
 def torch_optimizer(engine: Any) -> torch.optim.Optimizer:
     """The optimizer that was given to DeepSpeed, which wraps it at stages 2 and 3."""
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
-
-
-def take_rates(engine: Any, args: GRPOConfig) -> None:
-    """Go on with the learning rate, weight decay and limit of the gradient of `args`, at the step that the schedule has come to.
-
-    For after a checkpoint was loaded: it brings those of the run that wrote it, and a rate of 0 where that run was complete.
-    """
-    schedule = engine.lr_scheduler
-    rates = [args.learning_rate * factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
-    for group, rate in zip(torch_optimizer(engine).param_groups, rates, strict=True):
-        group |= {"initial_lr": args.learning_rate, "lr": rate, "weight_decay": args.weight_decay}
-    schedule.base_lrs, schedule._last_lr = [args.learning_rate] * len(rates), rates
-    if hasattr(engine.optimizer, "clip_grad"):  # ZeRO's own; stages 1 and 2 keep it in the checkpoint
-        engine.optimizer.clip_grad = args.max_grad_norm
 
 
 def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:
@@ -77,8 +61,8 @@ def _apply_at_stage_0(engine: Any, denominator: float | None) -> float | None:
 
 
 def _is_finite_everywhere(norm: float, device: torch.device) -> bool:
-    """Whether the norm is finite on every rank. Ranks hold the same gradient at stage 0, but they agree all the same, because a
-    rank that stepped alone would have other weights."""
+    """Whether the norm is finite on every rank. At stage 0 all ranks hold the same gradient. They still ask each other, because a
+    rank that stepped by itself would have different weights."""
     is_finite = torch.tensor(norm, device=device).isfinite().to(torch.int32)
     torch.distributed.all_reduce(is_finite, torch.distributed.ReduceOp.MIN)
     return bool(is_finite)

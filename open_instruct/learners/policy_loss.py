@@ -31,7 +31,7 @@ class PolicyLoss:
     Args:
         engine: called as `LogProbModel.forward`.
         reference: the reference model, called in the same way; None without a KL penalty.
-        device: where the tensors of a micro-batch go.
+        device: the device for the tensors of a micro-batch.
     """
 
     def __init__(self, args: GRPOConfig, engine: Any, reference: Any | None, device: torch.device) -> None:
@@ -49,8 +49,8 @@ class PolicyLoss:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The loss summed over trained tokens, with its gradient; metric sums; sums of the mismatch with the engine's log-probs.
 
-        `old_logprobs`, (rows, tokens - 1), are the log-probs before the first update of the step. None means that there was no
-        update yet, so the policy itself is the old policy.
+        `old_logprobs`, (rows, tokens - 1), are the log-probs before the first update of the step. None means that no update was
+        made yet, so the policy itself is the old policy.
         """
         args = self._args
         tensors = self._to_tensors(micro_batch)
@@ -140,7 +140,7 @@ class PolicyLoss:
     def _correction(
         self, tensors: dict[str, torch.Tensor], new_logprobs: torch.Tensor, old_logprobs: torch.Tensor
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
-        """Weights of tokens that another policy sampled, (rows, tokens - 1) or None, and metric sums."""
+        """Importance weights of tokens that another policy sampled, (rows, tokens - 1) or None, and metric sums."""
         args, weights, sums = self._args, None, {}
         mask, vllm_logprobs, advantages, positions = (
             tensors[name][:, 1:] for name in ("response_masks", "vllm_logprobs", "advantages", "position_ids")
@@ -163,10 +163,10 @@ class PolicyLoss:
         top_logprobs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
         """Loss of each token against the teacher, (rows, tokens - 1), and metric sums; None without a teacher. The corrections of
-        the policy loss have no part in it.
+        the policy loss do not apply to it.
 
         Args:
-            top_logprobs: (rows, tokens - 1, K) of the teacher's tokens.
+            top_logprobs: (rows, tokens - 1, K), the policy's log-probs of the teacher's tokens.
         """
         if "teacher_logprobs" not in tensors:
             return None, {}
@@ -202,7 +202,8 @@ class PolicyLoss:
             return self._forward(self._reference, tensors)[0]
 
     def _to_tensors(self, micro_batch: CollatedBatchData) -> dict[str, torch.Tensor]:
-        """Arrays from Ray are read-only, so this copies them. Ids become int64, other dtypes stay; None is left out."""
+        """Copy the arrays to tensors, because arrays from Ray are read-only. Ids become int64, other dtypes stay; None is left
+        out."""
         arrays = {name: array for name, array in vars(micro_batch).items() if array is not None}
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         for name in ("query_responses", "position_ids"):
@@ -211,7 +212,7 @@ class PolicyLoss:
 
 
 def _rho_options(args: GRPOConfig) -> RhoOptions:
-    """How tokens are weighted that were sampled with other weights or other kernels."""
+    """How to weight tokens that were sampled with other weights or other kernels."""
     return RhoOptions(
         clamp_lower=args.rho_clamp_lower_bound,
         clamp_upper=args.rho_clamp_upper_bound,
@@ -225,7 +226,7 @@ def _rho_options(args: GRPOConfig) -> RhoOptions:
 
 
 def _weights(denominator: float | str, tensors: dict[str, torch.Tensor], inputs: LossInputs) -> torch.Tensor | None:
-    """(B, T - 1) factors of each token's loss, which the samples and the denominator ask for; None is 1 everywhere."""
+    """(B, T - 1) factors of each token's loss, from the weights of samples and the denominator; None is 1 everywhere."""
     weights = tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None
     if denominator != SEQUENCE:
         return weights

@@ -1,4 +1,4 @@
-"""Reads checkpoints as data only, so that whoever can write a checkpoint cannot run code in the learners.
+"""Reads checkpoints as data only, so that a person who can write a checkpoint still cannot run code in the learners.
 
 `torch.load` unpickles, which can run code. With `weights_only` it makes only tensors, numbers, texts, and objects of the classes
 that are named here.
@@ -16,7 +16,7 @@ _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 @contextmanager
 def data_only() -> Iterator[None]:
-    """Every `torch.load` in the block reads data alone, also DeepSpeed's, which asks for all objects.
+    """Make every `torch.load` in the block read only data, including DeepSpeed's calls, which ask for all objects.
 
     For an object of another class `torch.load` raises `pickle.UnpicklingError`, which names the class.
     """

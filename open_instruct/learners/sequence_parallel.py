@@ -1,11 +1,11 @@
-"""Sequence parallelism: the ranks of a group hold a slice of every row each (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
+"""Sequence parallelism: each rank of a group holds one slice of every row (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509).
 
     rank 0   tokens 0..3 of each row ─► layer ─┐ attention: all tokens, heads 0..1 ┌─► layer ─► log-probs that tokens 0..3 predict
     rank 1   tokens 4..7 of each row ─► layer ─┘ attention: all tokens, heads 2..3 └─► layer ─► log-probs that tokens 4..7 predict
 
 All ranks of a group get the same rows. Each rank runs the layers and the head on its own slice; before attention the ranks
 exchange tokens for heads, and after it heads for tokens. Then the log-probs of all slices are put together, so that losses,
-corrections and metrics see whole rows. A token's log-prob is computed where the token before it lies, whichever slice that is.
+corrections and metrics see whole rows. A token's log-prob is computed on the rank whose slice holds the token before it.
 """
 
 from datetime import timedelta
@@ -26,8 +26,8 @@ class SequenceParallel:
 
     Args:
         size: ranks of a group; neighbours form a group.
-        timeout: after which an exchange fails; None is what torch has for the backend.
-        attn_implementation: what computes the attention of a rank's heads.
+        timeout: time after which an exchange fails; None is torch's default for the backend.
+        attn_implementation: the attention that computes a rank's heads.
         config: the text model's configuration.
     """
 
@@ -42,28 +42,28 @@ class SequenceParallel:
         timeout: timedelta | None = None,
     ) -> None:
         groups = [list(range(first, first + size)) for first in range(0, world_size, size)]
-        # Every rank makes every group.
+        # torch requires that every rank makes every group.
         made = [torch.distributed.new_group(ranks, timeout=timeout) for ranks in groups]
         self._group: Any = made[rank // size]
         self._size, self._rank = size, rank % size
         self._config = config
         self._exchanges: dict[tuple[int, ...], Any] = {}
-        """What exchanges tokens and heads, by number of rows, heads, heads of keys and values, and size of a head."""
+        """Modules that exchange tokens and heads, by number of rows, heads, heads of keys and values, and size of a head."""
         self.attention = register(attn_implementation)
-        """What Transformers calls the attention of whole rows."""
+        """The name under which Transformers knows the attention of whole rows."""
         _register(self)
 
     def num_columns(self, num_tokens: int) -> int:
-        """Of a row of so many tokens, once it is padded so that the group can divide it."""
+        """Number of columns of a row with `num_tokens` tokens, after padding so that the group can divide the row."""
         return num_tokens + -num_tokens % self._size
 
     def slice_inputs(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, range]:
-        """What this rank's layers get of rows that are (B, T), and the columns that these are.
+        """This rank's slice of (B, T) rows for its layers, and the columns of the slice.
 
-        Rows are padded on the right to a length that the group can divide. A mask that is given stays as it is; else it is that
-        of whole rows, (B, 1, T', T'), where attention needs one.
+        Rows are padded on the right to a length T' that the group can divide. A given mask is returned unchanged. Otherwise the
+        mask is that of whole rows, (B, 1, T', T'), if attention needs a mask.
         """
         num_tokens = input_ids.shape[1]
         padding = self.num_columns(num_tokens) - num_tokens
@@ -80,12 +80,12 @@ class SequenceParallel:
         return input_ids[:, columns], position_ids[:, columns], attention_mask, own
 
     def put_together(self, values: torch.Tensor) -> torch.Tensor:
-        """Values of all ranks, each of which has 0 where another rank has the value. Its gradient is that of the whole rows,
+        """The values of all ranks together; each rank has 0 where another rank has the value. The gradient is that of whole rows,
         which is the same on every rank."""
         return _PutTogether.apply(values, self._group)
 
     def attend(self, module: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """What Transformers calls in place of an attention function; `query` is (B, heads, T / size, head size)."""
+        """The function that Transformers calls for attention; `query` is (B, heads, T / size, head size)."""
         num_rows, num_heads, _, head_size = query.shape
         shape = num_rows, num_heads, args[0].shape[1], head_size
         if shape not in self._exchanges:

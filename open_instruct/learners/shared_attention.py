@@ -1,13 +1,14 @@
-"""Attention of rows in which responses share a prompt (`--share_prompts`): nobody looks at a token that it does not need.
+"""Attention of rows in which responses share a prompt (`--share_prompts`). Tokens attend only to tokens that they need.
 
     row        prompt  response 1  response 2            queries         keys
     parts      ───────                                   the prompt      the prompt
                        ──────────                        response 1      the prompt, response 1
                                    ──────────            response 2      the prompt, response 2
 
-Each part is a sequence of its own for attention, and the layers between see each token once. (A mask over whole rows would have
-every response look at all other responses, only to forget them.) A sequence that shares its prompt with no other is one part.
-Exact, but for rounding; so are the gradients: the prompt's keys and values gather those of all parts that looked at them.
+For attention each part is a separate sequence, and the layers in between compute each token once. (With a mask over whole rows
+every response would compute scores for all other responses, only to discard them.) A sequence that shares its prompt with no
+other sequence is one part. Results are exact except for rounding, and so are gradients: the prompt's keys and values sum up the
+gradients from all parts that attended to them.
 
 Shapes: B rows, T tokens of a row, N parts, Q queries and K keys of a part.
 """
@@ -22,11 +23,11 @@ import torch
 import torch.nn.functional as F
 
 ATTENTION = "sdpa_of_shared_prompts"
-"""Name under which Transformers knows the attention below. It is torch's for rows that share nothing."""
+"""Name under which Transformers knows the attention below. For rows that share no prompt it is torch's attention."""
 SHORT_QUERIES, SHORT_KEYS = 64, 256
-"""Up to so many queries and keys, attention by plain matrix products is the fastest on CPU.
+"""Up to this many queries and keys, attention by plain matrix products is the fastest on CPU.
 
-It keeps the softmax of every query and key for the backward pass; torch's fused attention, which takes the rest, keeps none."""
+It keeps the softmax of every query and key for the backward pass. Longer parts use torch's fused attention, which keeps none."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,21 @@ class Alike:
     num_parts: int  # N
     num_queries: int  # Q
     num_keys: int  # K
-    mask: torch.Tensor | None  # (N, 1, Q, K) bool: which query looks at which key; None where keys are queries
-    bias: torch.Tensor | None  # (N, 1, Q, K) float32: the mask as 0 and -inf, where parts are short and on CPU
+    mask: torch.Tensor | None  # (N, 1, Q, K) bool: which query attends to which key; None where keys are queries
+    bias: torch.Tensor | None  # (N, 1, Q, K) float32: the mask as 0 and -inf, for short parts on CPU
 
 
 @dataclass(frozen=True)
 class Parts:
-    """All parts of some rows, so that each layer looks up all that it needs at once."""
+    """All parts of some rows, in a form that lets each layer look up all its queries and keys at once."""
 
     alike: list[Alike]
     queries: torch.Tensor
     """(2, N * Q of all) int64: rows and columns of the parts' own tokens. The last token of a part is repeated up to Q."""
     keys: torch.Tensor
-    """(2, N * K of all) int64: rows and columns of what parts look at: first those of the prompt, then those of `queries`."""
+    """(2, N * K of all) int64: rows and columns of the tokens that parts attend to: the prompt's, then those of `queries`."""
     own: torch.Tensor
-    """(tokens of all parts,) int64: which of `queries` are not only repeated."""
+    """(tokens of all parts,) int64: which of `queries` are real tokens, not repetitions."""
 
 
 def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
@@ -60,7 +61,7 @@ def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
         for part in parts_of_row(row, segments_T, branches_T):
             by_shape[len(part.prompt) > 0, len(part.own).bit_length()].append(part)
     alike = []
-    queries, keys = ([torch.zeros(2, 0, dtype=torch.int64)] for _ in range(2))  # none where all rows are padding
+    queries, keys = ([torch.zeros(2, 0, dtype=torch.int64)] for _ in range(2))  # empty where all rows are padding
     is_query = [torch.zeros(0, dtype=torch.bool)]
     for parts in by_shape.values():
         one, queries_NQ, keys_NK, is_query_NQ = _together(parts, segments.device)
@@ -76,7 +77,7 @@ def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
 
 @dataclass(frozen=True)
 class Part:
-    """Neighbouring tokens of a row, all of one sequence, and the tokens of the prompt that they look at besides."""
+    """Neighbouring tokens of a row, all of one sequence, and the tokens of the prompt that they attend to in addition."""
 
     row: int
     own: range
@@ -84,7 +85,7 @@ class Part:
 
 
 def parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) -> list[Part]:
-    """In the order of their tokens; padding is in none."""
+    """The parts of a row, in the order of their tokens. Padding is in no part."""
     parts: list[Part] = []
     start = 0
     for segment, tokens in groupby(zip(segments, branches, strict=True), key=lambda kind: kind[0]):
@@ -101,7 +102,7 @@ def parts_of_row(row: int, segments: Sequence[int], branches: Sequence[int]) -> 
 
 
 def _together(parts: Sequence[Part], device: torch.device) -> tuple[Alike, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The parts, and for each of them: (N, Q) its queries, (N, K) its keys, (N, Q) which queries are its own."""
+    """The parts as `Alike`; columns of their queries, (N, Q), and keys, (N, K); which queries are not repetitions, (N, Q)."""
     num_queries = max(len(part.own) for part in parts)
     num_prompt = max(len(part.prompt) for part in parts)
     own_lengths = torch.tensor([[len(part.own)] for part in parts])
@@ -134,12 +135,12 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What Transformers calls as an attention function.
+    """The function that Transformers calls for attention.
 
     Args:
         query, key, value: (B, heads, T, head size), with fewer heads of keys and values where several queries share them.
-        attention_mask: of rows without `parts`.
-        parts: those of `find_parts`; they reach this function with the further arguments of the model's `forward`.
+        attention_mask: the mask of rows without `parts`.
+        parts: from `find_parts`. Transformers passes this further argument of the model's `forward` on to this function.
 
     Returns:
         (B, T, heads, head size), 0 where a token belongs to no part; and None.
@@ -147,7 +148,7 @@ def attend(
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
     if parts is None:
-        # The mask of rows with parts has one entry, and lets every token look at all others.
+        # The mask of rows with parts has only one entry, so every token may attend to all others.
         if attention_mask is not None and attention_mask.shape[-1] != key.shape[2]:
             raise ValueError(f"{type(module).__name__} does not pass on which tokens are one sequence")
         return sdpa_attention_forward(
@@ -181,10 +182,10 @@ def attend(
 
 
 def _take(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Of (B, heads, T, head size) the tokens with these rows and columns, (2, tokens): (tokens, heads, head size).
+    """(tokens, heads, head size): from (B, heads, T, head size), the tokens at these rows and columns, (2, tokens).
 
-    A lookup in a table, because its backward pass always adds up in the same order; that of indexing adds with atomics, in any
-    order, and on two cores takes six times as long.
+    This is a table lookup, because its backward pass always adds up in the same order. The backward pass of indexing adds with
+    atomics, in any order, and on two cores takes six times as long.
     """
     rows, columns = tokens
     table = states.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -1,18 +1,18 @@
-"""A learner's memory, moved off its device tag by tag while engines use the device, and back again.
+"""Moves a learner's memory off its device, tag by tag, while engines use the device, and back again.
 
-    optimizer    moments, and the fp32 master weights where they are apart from the weights
+    optimizer    moments, and the fp32 master weights where they are separate from the weights
     gradients    gradients, their partitions, and DeepSpeed's buckets for sending them
-    weights      what a forward pass reads, and what is sent to engines as new weights
+    weights      the weights that a forward pass reads and that are sent to engines
     reference    the weights of the reference model
 
-DeepSpeed 0.19 moves states itself (`engine.offload_states`), but with torch's AdamW at stage 2 alone; at stage 3 it asks for its
-own fused Adam, and at stage 0 there is nothing. Here whole storages are moved instead of tensors: a storage is copied to main
-memory and shrunk to nothing, later grown again and filled. Every view into the storage (DeepSpeed keeps parameters,
-partitions and gradients as views into flat buffers) stays what it was and is right again afterwards, whoever holds it. A step
-then gives the same bits as without. On CPU the same copies are made, from main memory to main memory, which gains nothing.
+DeepSpeed 0.19 can move states itself (`engine.offload_states`), but with torch's AdamW only at stage 2; at stage 3 it needs its
+own fused Adam, and at stage 0 it moves nothing. This module moves whole storages instead of tensors: a storage is copied to main
+memory and shrunk to nothing, later grown again and filled. Every view into the storage (DeepSpeed keeps parameters, partitions
+and gradients as views into flat buffers) stays the same object, and is valid again afterwards. A step then gives the same bits as
+without offloading. On CPU the same copies are made, from main memory to main memory, which gains nothing.
 
-While its storage is gone a tensor must not be computed with; torch 2.13 does not notice, and reads through a null pointer. Hence
-`check_loaded`.
+While its storage is gone a tensor must not be used in a computation; torch 2.13 does not notice, and reads through a null
+pointer. Hence `check_loaded`.
 """
 
 import logging
@@ -34,10 +34,10 @@ GRADIENTS = "gradients"
 REFERENCE = "reference"
 TAGS = (WEIGHTS, OPTIMIZER, GRADIENTS, REFERENCE)
 """A storage that two tags share moves with the earlier tag. Example: in fp32 training at stages 0 and 3 the master weights are
-the weights, so they move with `weights`."""
+the weights themselves, so they move with `weights`."""
 
 SMALL_BYTES = 4096
-"""Smaller storages stay: norms, step counters and the like are not worth a copy, and some are read between steps."""
+"""Smaller storages stay, because norms, step counters and the like are not worth a copy, and some are read between steps."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Moved:
     storage: torch.UntypedStorage
     num_bytes: int
     content: torch.Tensor | None
-    """The storage's bytes, in main memory. None where nobody reads them again."""
+    """The storage's bytes, in main memory. None if they are never read again."""
 
     def restore(self) -> None:
         self.storage.resize_(self.num_bytes)
@@ -58,7 +58,8 @@ class _Moved:
 class StateOffload:
     """Moves the states of one DeepSpeed engine, and of its reference model, by tag.
 
-    Call it between two `engine.step()`s or two `engine.backward()`s, on every rank alike. Ranks do not wait for each other in it.
+    Call its methods between two `engine.step()`s or two `engine.backward()`s, on every rank alike. Ranks do not wait for each
+    other in them.
     """
 
     def __init__(self, device: Device, engine: Any, ref_model: Any = None) -> None:
@@ -67,7 +68,7 @@ class StateOffload:
         self._ref_model = ref_model
         self._moved: dict[str, list[_Moved]] = {}
         self._spare: dict[int, list[torch.Tensor]] = defaultdict(list)
-        """Buffers in main memory that hold nothing now, by their bytes: for the next time, when the same storages move."""
+        """Unused buffers in main memory, by their bytes. They are kept for the next time that the same storages move."""
         self._warned: set[str] = set()
 
     @property
@@ -78,7 +79,7 @@ class StateOffload:
     def offload(self, tags: Sequence[str] | None = None) -> int:
         """Move these tags off the device (None: all). Returns the bytes that this process really released, as measured.
 
-        At most one storage exists twice at any time. Tags that are off already stay off.
+        At most one storage exists twice at any time. Tags that are already off the device stay off.
         """
         before = self._settled_memory()
         for tag in _checked(tags):
@@ -92,7 +93,7 @@ class StateOffload:
     def reload(self, tags: Sequence[str] | None = None) -> None:
         """Move these tags back (None: all), with the very bytes that they had. Tags on the device stay as they are.
 
-        What torch keeps of freed memory goes back to the device, because engines may wake up beside.
+        Memory that torch has cached is returned to the device, because engines may wake up at the same time.
         """
         for tag in _checked(tags):
             moved = self._moved.get(tag, [])
@@ -106,7 +107,7 @@ class StateOffload:
         self._device.memory.return_freed()
 
     def check_loaded(self, *tags: str, what: str) -> None:
-        """Raise if `what` would need a tag that is off the device."""
+        """Raise if one of `tags`, which `what` needs, is off the device."""
         if missing := [tag for tag in tags if tag in self._moved]:
             raise RuntimeError(f"{what} needs {' and '.join(missing)} on the device: call wake_up({missing}) first")
 
@@ -132,7 +133,7 @@ class StateOffload:
             release()
 
     def _storages(self, tag: str) -> list[torch.UntypedStorage]:
-        """Storages that belong to `tag` and to no earlier one."""
+        """Storages that belong to `tag` and to no earlier tag."""
         seen = {tensor.untyped_storage()._cdata for tensor in _scratch(self._engine)}
         for earlier in TAGS[: TAGS.index(tag)]:
             seen |= {tensor.untyped_storage()._cdata for tensor in self._tensors(earlier)}
@@ -177,8 +178,8 @@ def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _module_tensors(model: Any) -> Iterator[torch.Tensor]:
-    """Parameters and buffers. At stage 2 parameters are views into one flat buffer; at stage 3 they are empty, `ds_tensor` holds
-    their partition, and `ds_secondary_tensor` the larger one of `--deepspeed_zpg`, unless the optimizer has dropped it."""
+    """Parameters and buffers. At stage 2 parameters are views into one flat buffer. At stage 3 they are empty: `ds_tensor` holds
+    their partition, and `ds_secondary_tensor` the larger partition of `--deepspeed_zpg`, unless the optimizer has dropped it."""
     for parameter in model.parameters():
         yield parameter.data
         for name in ("ds_tensor", "ds_secondary_tensor"):
@@ -188,7 +189,7 @@ def _module_tensors(model: Any) -> Iterator[torch.Tensor]:
 
 
 def _masters(engine: Any) -> Iterator[torch.Tensor]:
-    """The master weights, which the optimizer updates. Stage 3 shows them to the optimizer only during a step."""
+    """The master weights, which the optimizer updates. At stage 3 the optimizer holds them only during a step."""
     wrapper = engine.optimizer
     for group in torch_optimizer(engine).param_groups:
         yield from group["params"]
@@ -210,8 +211,8 @@ def _gradient_tensors(engine: Any) -> Iterator[torch.Tensor]:
 
 
 def _scratch(engine: Any) -> list[torch.Tensor]:
-    """Stage 3's buckets, and the buffer through which gradients go to an optimizer in main memory: large, and empty between two
-    backward passes, so that their bytes need not be kept."""
+    """Stage 3's buckets, and the buffer through which gradients pass to an optimizer in main memory. They are large, and unused
+    between two backward passes, so their bytes need not be kept."""
     buckets = getattr(engine.optimizer, "ipg_buckets", {}).values()
     full = [bucket.elements for bucket in buckets if bucket.elements]
     assert not full, f"in the middle of a backward pass: gradients of {full} elements have not been reduced"

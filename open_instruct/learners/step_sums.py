@@ -22,7 +22,7 @@ NONFINITE_STEPS = "optim/nonfinite_steps"
 
 @dataclass
 class StepSums:
-    """What a training step adds up on one rank."""
+    """The sums of one training step on one rank."""
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     mismatches: list[dict[str, float]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class StepSums:
     """Optimizer steps that were left out because no token was trained on."""
     num_tokens: int = 0
     divisor: float = 0.0
-    """What the summed loss was divided by, added up over optimizer steps; the same on every rank."""
+    """The divisors of the summed loss, added up over optimizer steps; the same on every rank."""
     lr: float = 0.0
     seconds: float = 0.0
     optimizer_s: float = 0.0
@@ -55,8 +55,8 @@ class StepSums:
     def report(
         self, *, num_epochs: int, memory_in_use_bytes: int, peak_memory_bytes: int, is_counted: bool = True
     ) -> dict[str, Any]:
-        """The sums of one rank, in the form that `merge_step_metrics` takes; without those over tokens if another rank has summed
-        over the same tokens (`is_counted`)."""
+        """The sums of one rank, in the form that `merge_step_metrics` takes. Without `is_counted` the sums over tokens are left
+        out, because another rank has summed over the same tokens."""
         return {
             "sums": dict(self.sums) if is_counted else {},
             "num_tokens": self.num_tokens * num_epochs if is_counted else 0,
@@ -74,8 +74,8 @@ class StepSums:
 
 
 def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """One set of metrics from every rank's sums. `loss/…` are the sums that were minimised, divided as `--loss_denominator` says,
-    and averaged over the optimizer steps; every other mean is over the trained tokens of all ranks.
+    """Metrics from every rank's sums. `loss/…` are the sums that were minimised, divided as `--loss_denominator` says, and
+    averaged over the optimizer steps; every other mean is over the trained tokens of all ranks.
 
     Metrics that are not known are left out: means where no token was trained on, and the gradient's norm where no optimizer step
     was made.
@@ -113,10 +113,10 @@ class NonfiniteSteps(RuntimeError):
 
 
 class NonfiniteWatch:
-    """Logs an error when a step's gradient was not finite, and ends the run when that goes on.
+    """Logs an error when a step's gradient was not finite, and ends the run when this happens too often in a row.
 
     Args:
-        max_steps: so many training steps in a row with such an optimizer step end the run: with 10, the tenth does.
+        max_steps: the run ends after this many training steps in a row with such an optimizer step: with 10, at the tenth.
     """
 
     def __init__(self, max_steps: int) -> None:
@@ -124,7 +124,7 @@ class NonfiniteWatch:
         self._in_a_row = 0
 
     def check(self, training_step: int, metrics: Mapping[str, Any]) -> None:
-        """Take the metrics of a training step. Raises `NonfiniteSteps`."""
+        """Check the metrics of a training step. Raises `NonfiniteSteps` at the `max_steps`-th such step in a row."""
         num_left_out = metrics[NONFINITE_STEPS]
         self._in_a_row = self._in_a_row + 1 if num_left_out else 0
         if not num_left_out:

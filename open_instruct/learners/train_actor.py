@@ -1,4 +1,4 @@
-"""What a training actor can do, whichever library trains in it. `PolicyTrainerRayProcess` does it with DeepSpeed."""
+"""The interface of a training actor, whichever library it trains with. `PolicyTrainerRayProcess` implements it with DeepSpeed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class TrainRayActor(ABC):
 
     @abstractmethod
     def update_weights(self, version: int | None = None, engines: Sequence[int] | None = None) -> Any:
-        """Send the weights to the engines. Returns on the first rank how the update went."""
+        """Send the weights to the engines. Returns on the first rank the outcome of the update."""
 
     @abstractmethod
     def held_version(self) -> int:
@@ -53,7 +53,7 @@ class TrainRayActor(ABC):
 
     @abstractmethod
     def save_model(self, iteration: int, with_optimizer: bool = True, *, directory: str | None = None) -> None:
-        """Write the model; with `with_optimizer` also all that training needs to go on."""
+        """Write the model; with `with_optimizer` also everything that training needs to go on."""
 
     @abstractmethod
     def save_checkpoint(self, directory: str) -> dict[str, int]:
@@ -65,7 +65,7 @@ class TrainRayActor(ABC):
 
     @abstractmethod
     def sleep(self, tags: Sequence[str] | None = None) -> int:
-        """Move states off the device. Returns the bytes that this gave back."""
+        """Move states off the device. Returns the number of bytes released."""
 
     @abstractmethod
     def wake_up(self, tags: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """One learner rank's connection with the engines. All ranks call it together.
 
 connect(engines) ─► every engine joins the transfer group, or the engines that did not join are returned
-send(version)    ─► rank 0: start on every engine ─► may it be sent? told to all ranks ─► all gather, rank 0 sends ─► report
+send(version)    ─► rank 0: start on every engine, tell all ranks whether to send ─► all gather, rank 0 sends ─► report
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from open_instruct.device import Device
-from open_instruct.engines.engine_client import EngineClient, UpdateReport
+from open_instruct.engines.weight_update_client import UpdateReport, WeightUpdateClient
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource, WeightSender, make_weight_sender
 from open_instruct.weight_transports import IN_ONE_COLLECTIVE
 
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """What a connection is made with."""
+    """Options of a connection."""
 
     workers_per_engine: int
     timeout_s: float
     """Time limit of one update."""
     connect_timeout_s: float
     find_address: Callable[[], tuple[str, int]]
-    """A host and a free port of this machine."""
+    """Returns a host and a free port of this machine."""
 
 
 class WeightLink:
@@ -45,7 +45,7 @@ class WeightLink:
         self._rank = rank
         self._world_size = world_size
         self._options = options
-        self._client: EngineClient | None = None
+        self._client: WeightUpdateClient | None = None
         self._sender: WeightSender | None = None
 
     def connect(self, engines: "Mapping[int, ActorHandle]") -> dict[int, str]:
@@ -53,7 +53,7 @@ class WeightLink:
         be reached, with the cause; if there are any, no engine is connected."""
         self.close()
         options, in_one_collective = self._options, self._device.weight_transport in IN_ONE_COLLECTIVE
-        client = EngineClient(
+        client = WeightUpdateClient(
             engines,
             workers_per_engine=options.workers_per_engine,
             timeout_s=options.timeout_s,
@@ -69,7 +69,7 @@ class WeightLink:
             self.close()
         return failures
 
-    def _make_sender(self, client: EngineClient, engines: "Mapping[int, ActorHandle]") -> dict[int, str]:
+    def _make_sender(self, client: WeightUpdateClient, engines: "Mapping[int, ActorHandle]") -> dict[int, str]:
         try:
             self._sender = make_weight_sender(
                 self._device.weight_transport,
@@ -95,7 +95,7 @@ class WeightLink:
             self._send(self._sender, self._client)
         return self._client.report()
 
-    def _send(self, sender: WeightSender, client: EngineClient) -> None:
+    def _send(self, sender: WeightSender, client: WeightUpdateClient) -> None:
         try:
             sender.send_weights()
         except Exception:
@@ -105,7 +105,7 @@ class WeightLink:
             self._source.finish()  # the other ranks wait in the gathers
 
     def close(self) -> None:
-        """Leave the transfer group and give its communicator back."""
+        """Leave the transfer group and release its communicator."""
         if self._sender is not None:
             self._sender.shutdown()
         self._sender = self._client = None
@@ -120,7 +120,7 @@ class WeightLink:
 
 
 class _RememberedPass:
-    """A source that remembers its last pass, so that another caller can finish it. Every rank has to make each pass whole."""
+    """A source that remembers its last pass, so that another caller can finish the pass. Every rank has to complete each pass."""
 
     def __init__(self, source: DeepSpeedWeightSource) -> None:
         self._source = source

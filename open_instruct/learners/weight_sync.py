@@ -1,11 +1,10 @@
-"""New weights from the learners to the engines.
+"""Sends new weights from the learners to the engines.
 
     learner rank 0..M-1          DeepSpeedWeightSource: every rank gathers, bucket by bucket (a collective under ZeRO-3)
-      rank 0: sender ──────────► EngineClient ──────────► LLMRayActor × N: start, update…, finish(version)
+      rank 0: sender ──────────► WeightUpdateClient ──────────► LLMRayActor × N: start, update…, finish(version)
 
-An update lands on an engine whole or not at all, and each engine confirms the version it serves. Senders: vLLM's own `nccl`
-and `ipc` trainer engines on GPU, `RayObjectSender` everywhere else; all three speak to the engines through vLLM's
-weight-transfer API.
+An engine takes an update whole or not at all, and each engine confirms the version it serves. Senders: vLLM's own `nccl` and
+`ipc` trainer engines on GPU, `RayObjectSender` everywhere else; all three call the engines through vLLM's weight-transfer API.
 """
 
 import math
@@ -17,21 +16,21 @@ from typing import Any, Protocol
 import ray
 import torch
 
-from open_instruct.engines.engine_client import EngineClient
+from open_instruct.engines.weight_update_client import WeightUpdateClient
 from open_instruct.learners.checkpoint_format import CheckpointFormat
 from open_instruct.learners.lora import Adapters, adapter_parameters, merged_name
 from open_instruct.lora_merge import BaseOfAdapter
 from open_instruct.weight_transports import GLOO, IN_ONE_COLLECTIVE, RAY_OBJECT, SHM
 
 CHUNK_BYTES = 2**30
-"""Most bytes that a learner shares with an engine at once, on a GPU of both. A larger parameter is shared whole."""
+"""Most bytes that a learner shares at once with an engine on the same GPU. A larger parameter is shared whole."""
 BUCKET_BYTES = 256 * 2**20
 """A bucket holds whole parameters up to about this size, so that a learner never holds a second copy of the model."""
 
 
 @dataclass(frozen=True)
 class ParamMeta:
-    """Name, dtype on the wire and full shape of one parameter."""
+    """Name, dtype as sent, and full shape of one parameter."""
 
     name: str
     dtype: torch.dtype
@@ -39,11 +38,11 @@ class ParamMeta:
 
 
 class DeepSpeedWeightSource:
-    """The trained weights under the names and in the shapes of the checkpoint, whichever ZeRO stage holds them. What iteration
-    yields has adapters merged in; `adapter` gives them alone.
+    """The trained weights under the names and in the shapes of the checkpoint, at every ZeRO stage. Iteration yields weights with
+    adapters merged in; `adapter` gives only the adapters.
 
-    Iterate it on every rank at once: under ZeRO-3 each layer is gathered by a collective. Every pass is a fresh pass. No more
-    than one layer is held besides the model itself.
+    Iterate it on every rank at once, because under ZeRO-3 each layer is gathered by a collective. Every iteration begins from the
+    start. At most one layer is held in addition to the model itself.
     """
 
     def __init__(self, module: torch.nn.Module, *, zero_stage: int) -> None:
@@ -51,7 +50,7 @@ class DeepSpeedWeightSource:
         self._zero_stage = zero_stage
         self._adapters = Adapters(module)
         self._is_checked = False
-        """Whether a whole pass has found the weights finite, as they were loaded."""
+        """Whether a whole pass has found the loaded weights finite."""
 
     @cached_property
     def _format(self) -> CheckpointFormat:
@@ -62,7 +61,7 @@ class DeepSpeedWeightSource:
         return [ParamMeta(name, w.dtype, tuple(w.shape)) for name, w in self._format.metadata()]
 
     def metadata(self) -> list[ParamMeta]:
-        """What iteration will yield, in order, without gathering anything."""
+        """Describes the tensors that iteration will yield, in order, without gathering anything."""
         return list(self._metadata)
 
     def held_names(self) -> None:
@@ -80,7 +79,7 @@ class DeepSpeedWeightSource:
 
     @cached_property
     def base_of_adapter(self) -> BaseOfAdapter | None:
-        """What engines merge the adapters into if they get `adapter()` alone; None if they have to get all weights."""
+        """What engines merge the adapters into if only `adapter()` is sent; None if all weights have to be sent."""
         return self._adapters.base(dict(self._format.metadata()))
 
     def check(self) -> None:
@@ -90,7 +89,7 @@ class DeepSpeedWeightSource:
                 pass
 
     def adapter(self) -> dict[str, torch.Tensor]:
-        """The weights of the adapters by the names that peft's files have, in main memory. Every rank has to call it."""
+        """The weights of the adapters by their names in peft's files, in main memory. Every rank has to call it."""
         parameters = adapter_parameters(self._module)
         if self._zero_stage != 3:
             return {name: weight.detach().cpu() for name, weight in parameters.items()}
@@ -111,8 +110,8 @@ class DeepSpeedWeightSource:
 
 
 def _check_finite(name: str, weight: torch.Tensor) -> None:
-    """Checked when weights are sent for the first time. Later weights are finite, because an optimizer step whose
-    gradient is not finite is left out."""
+    """Raises `ValueError` if the weight is not finite. Called when weights are sent for the first time. Later weights are finite,
+    because an optimizer step is left out if its gradient is not finite."""
     if weight.is_floating_point() and not (is_finite := weight.isfinite()).all():
         raise ValueError(
             f"{name}: {int((~is_finite).sum())} of {weight.numel()} weights are not finite (NaN or infinite) as the learner has "
@@ -121,19 +120,19 @@ def _check_finite(name: str, weight: torch.Tensor) -> None:
 
 
 class WeightSender(Protocol):
-    """What a learner drives once a step, on every rank."""
+    """The object that a learner calls once a step, on every rank, to send its weights."""
 
     def send_weights(self) -> None: ...
 
     def shutdown(self) -> None:
-        """Give back the connection with the engines."""
+        """Release the connection with the engines."""
 
 
 class RayObjectSender:
-    """Packs the weights into buckets and hands them to the engines as Ray objects. Where adapters can be sent
-    alone (`base_of_adapter`), they are, and the engines merge them into what the files of the model have."""
+    """Packs the weights into buckets and passes them to the engines as Ray objects. If possible (`base_of_adapter`) it sends only
+    the adapters, and the engines merge them into the weights of the model's files."""
 
-    def __init__(self, *, client: EngineClient, source: DeepSpeedWeightSource, is_sender: bool) -> None:
+    def __init__(self, *, client: WeightUpdateClient, source: DeepSpeedWeightSource, is_sender: bool) -> None:
         self._client = client
         self._source = source
         self._is_sender = is_sender
@@ -154,7 +153,7 @@ class RayObjectSender:
         self._client.finish_weight_update()
 
     def shutdown(self) -> None:
-        """There is no connection to give back."""
+        """Does nothing, because there is no connection to release."""
 
 
 def pack_buckets(weights: Iterator[tuple[str, torch.Tensor]], *, max_bytes: int) -> Iterator[dict[str, Any]]:
@@ -177,7 +176,7 @@ def _pack(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
         "names": [name for name, _ in bucket],
         "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
         "shapes": [tuple(tensor.shape) for _, tensor in bucket],
-        # `cat` copies, because numpy must not see a parameter: its storage could not leave its memory any more.
+        # `cat` copies. If numpy saw a parameter itself, the parameter's storage could no longer leave its memory.
         "buffer": torch.cat(flat).numpy(),
     }
 
@@ -186,7 +185,7 @@ def make_weight_sender(
     transport: str,
     *,
     rank: int,
-    client: EngineClient,
+    client: WeightUpdateClient,
     source: DeepSpeedWeightSource,
     num_engine_workers: int,
     find_address: Callable[[], tuple[str, int]],
@@ -217,14 +216,14 @@ def _collective_init_info(rank: int, world_size: int, find_address: Callable[[],
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     host, port = find_address()
-    # With one buffer engines hold 1 GiB less, and layerwise reload never sees a buffer that is being refilled.
+    # One buffer instead of two: engines hold 1 GiB less, and layerwise reload never sees a buffer that is being refilled.
     return NCCLTrainerInitInfo(
         rank=rank, master_address=host, master_port=port, world_size=world_size, packed_num_buffers=1
     )
 
 
 def ipc_init_info(rank: int, source: DeepSpeedWeightSource) -> Any:
-    """How to send in chunks. If the model were sent as a whole, each rank would hold a second copy of it at stage 3."""
+    """Options for sending in chunks. If the model were sent as a whole, each rank would hold a second copy of it at stage 3."""
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
     sizes = [math.prod(meta.shape) * meta.dtype.itemsize for meta in source.metadata()]

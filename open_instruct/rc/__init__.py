@@ -1,1 +1,1 @@
-"""The parts of `rc_actor.py`, the program that makes reasoning-cache rollouts with OpenAI-compatible servers."""
+"""The parts of `rc_actor.py`, the program that makes reasoning-cache rollouts on OpenAI-compatible servers."""

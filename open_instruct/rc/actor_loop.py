@@ -1,13 +1,13 @@
-"""The loop of reasoning-cache rollouts: keeps worker processes busy, writes their results, and reports progress.
+"""The main loop of reasoning-cache rollouts: keeps worker processes busy, writes their results, and reports progress.
 
     states ─► RCActorLoop ── problem_queue ──► workers: schedule_rollouts ─► servers
                  ▲   (bounded)                     │
                  └──────── result_queue (bounded) ◄┘
                  └─► stream, live line, statistics
 
-The loop puts as many states as the problem queue takes, and waits for results. Both queues are bounded: the loop waits while the
-problem queue is full, and workers wait while the result queue is full. Every trajectory is either written to the stream or
-counted as dropped.
+The loop fills the problem queue with states, then waits for results. Both queues are bounded: the loop waits while the problem
+queue is full, and workers wait while the result queue is full. Every trajectory is either written to the stream or counted as
+dropped.
 """
 
 import itertools
@@ -55,7 +55,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the run: its problems are worked on with the same sampling, and the results go into one stream."""
+    """A part of the run: all its problems are worked on with the same sampling, and their results are written to one stream."""
 
     name: str
     """Name of the stream."""
@@ -72,7 +72,7 @@ class Phase:
         return len(self.problems) * self.num_samples * self.attempts * (2 if self.one_long_turn else 1)
 
     def states(self) -> Iterator[InferenceProblemState]:
-        """The start of a trajectory for each attempt, problem and sample, in this order. Its control follows each trajectory."""
+        """The start of a trajectory for each attempt, problem and sample, in this order. Each trajectory's control follows it."""
         long_turn = self.settings.as_one_long_turn()
         for attempt, problem, sample in itertools.product(range(self.attempts), self.problems, range(self.num_samples)):
             yield InferenceProblemState(problem, self.settings, attempt, sample)
@@ -108,9 +108,9 @@ class RCActorLoop:
         self._stopped_since: dict[str, float] = {}
         """When each stopped worker was first seen stopped, by its name."""
         self._num_out = 0
-        """Trajectories that the workers were given and that did not come back."""
+        """Trajectories that were given to the workers and have no result yet."""
         self._num_failures = 0
-        """Trajectories in a row that failed in a way that a retry does not cure."""
+        """Trajectories in a row with a failure that a retry does not cure."""
         self._throughput = Throughput(options.actor.throughput_window_size)
         context = multiprocessing.get_context("spawn")
         self._context = context
@@ -210,7 +210,7 @@ class RCActorLoop:
             self._throughput = Throughput(self._options.actor.throughput_window_size)
 
     def _fill_problem_queue(self) -> None:
-        """Put states while the queue has room; after the last state, put a None for each worker, which tells it to end."""
+        """Put states while the queue has room; after the last state, put a None for each worker, which makes the worker end."""
         try:
             while self._next is not None:
                 self._problem_queue.put_nowait(self._next)
@@ -276,7 +276,7 @@ class RCActorLoop:
         return result
 
     def _count_failures(self, result: RolloutResult) -> None:
-        """End the run when too many trajectories in a row fail in a way that will make the next ones fail too."""
+        """End the run when too many trajectories in a row fail in a way that will make the next trajectories fail too."""
         if not result.dropped:
             self._num_failures = 0
         elif result.dropped in (REJECTED, POLICY_ERROR, NOT_SCORED):
@@ -307,7 +307,7 @@ class RCActorLoop:
         return {**self._throughput.rates(), **accuracy, "rc/dropped_trajectories": dropped}
 
     def _end_workers(self) -> None:
-        """Ask the workers to end, and kill those that do not within `SHUTDOWN_S`. No process is left behind."""
+        """Ask the workers to end, and kill workers that do not end within `SHUTDOWN_S`. No process is left behind."""
         self._stopping.set()
         deadline = time.monotonic() + SHUTDOWN_S
         for worker in self._workers:

@@ -120,7 +120,7 @@ def _answer(values: Mapping[str, Any], known: Sequence[str]) -> tuple[str, objec
 
 
 def _one_of(named: object) -> object:
-    """The verifier that the column `dataset` names; open-instruct's data may wrap it in a list."""
+    """The verifier that the column `dataset` names; open-instruct's data may wrap the name in a list."""
     if isinstance(named, list) and len(named) > 1:
         raise ValueError(f"{len(named)} verifiers in 'dataset', and a turn is scored by one. Leave one.")
     return named[0] if isinstance(named, list) and named else named

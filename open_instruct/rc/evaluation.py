@@ -1,4 +1,4 @@
-"""How good reasoning-cache rollouts are: accuracy by cycle, over all problems and for each data set. Pure functions.
+"""Measures how good reasoning-cache rollouts are: accuracy by cycle, over all problems and for each data set. Pure functions.
 
 If the run has controls (one long turn each), cycles are compared with them at the same token budget. Without this comparison, a
 gain from more cycles may be merely a gain from more tokens.
@@ -25,14 +25,14 @@ def evaluate(trajectories: Iterable[Trajectory], budgets: Sequence[int]) -> dict
     other measure is computed for each problem from its trajectories and then averaged over problems, so that each problem counts
     the same:
 
-        accuracy_by_cycle    share of trajectories that are right after k cycles; one that stopped early keeps its last answer
+        accuracy_by_cycle    share of trajectories that are right after k cycles; a shorter trajectory keeps its last answer
         initial, final       first and last value of accuracy_by_cycle
         any_cycle            share of trajectories that are right after at least one cycle
         best_of_n            1 if at least one trajectory is right at the end
         majority             1 if the final answer that most trajectories give is right
 
-    A trajectory of which a rollout policy has left a reasoning turn without a reward counts in no measure, because nothing is
-    known of it; `not_scored` is the number of such trajectories, if there are any.
+    If a rollout policy has left a reasoning turn of a trajectory without a reward, the trajectory counts in no measure, because
+    its result is not known; `not_scored` is the number of such trajectories, if there are any.
 
     Controls count in none of these measures. If there are controls, `one_long_turn_by_budget` is their accuracy at each budget of
     `budget_by_cycle`, and `one_long_turns_cut_by_context` counts those whose context had no room for all of their tokens.

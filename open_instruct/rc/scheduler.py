@@ -1,12 +1,12 @@
-"""The asynchronous scheduler of reasoning-cache rollouts: trajectories side by side, from one bounded queue to another.
+"""The asynchronous scheduler of reasoning-cache rollouts: works on many trajectories at once, from one bounded queue to another.
 
     problem_queue ──get──► schedule_rollouts: up to max_in_flight trajectories ──put──► result_queue
       (full: the loop        each takes its turns through `workflow`; between two        (full: trajectories wait,
-       waits to put)         turns it holds no slot, so turns of others come between      no new ones are begun)
+       waits to put)         turns it holds no slot, so other turns run in between        no new ones are begun)
 
-If a turn has used up its retries, its trajectory goes back to the end of the line, with the turns that it already has; after
-`max_requeues` it is dropped. A trajectory whose failure a retry cannot cure is dropped at once. A dropped trajectory is a result
-too, so no trajectory disappears.
+If a turn has used up its retries, its trajectory goes back to the end of the line and keeps the turns that it already has; after
+`max_requeues` it is dropped. If a retry cannot cure a failure, the trajectory is dropped at once. A dropped trajectory is a
+result too, so no trajectory disappears.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from open_instruct.workflows.rc.types import (
 )
 
 POLL_S = 0.2
-"""Longest wait in a queue call before `is_stopping` is asked again."""
+"""Longest wait in a queue call before `is_stopping` is called again."""
 MAX_REQUEUES = 10
 
 RETRIES_EXHAUSTED = "retries_exhausted"
@@ -62,10 +62,10 @@ async def schedule_rollouts(
     *,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve `problem_queue` until a None comes out of it; consumes `InferenceProblemState`s, produces `RolloutResult`s.
+    """Serve `problem_queue` until it returns a None; consumes `InferenceProblemState`s, produces `RolloutResult`s.
 
-    Returns when the results of all trajectories are in `result_queue`, or when `is_stopping` is true: then unfinished
-    trajectories are given up, and no part of them is in the queue.
+    Returns when the results of all trajectories are in `result_queue`, or when `is_stopping` is true. In the second case
+    unfinished trajectories are given up, and no part of them is in the queue.
 
     Raises:
         EnginesDown: all servers are gone.
@@ -137,7 +137,7 @@ class _Scheduler:
                 return
             state.num_requeues += 1
             self._room.release()
-            await self._room.acquire()  # behind the trajectories that wait already
+            await self._room.acquire()  # behind the trajectories that are already waiting
 
     async def _attempt(self, state: InferenceProblemState) -> RolloutResult | None:
         """The result, or None if the trajectory has to be put back."""

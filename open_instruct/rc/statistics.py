@@ -16,10 +16,10 @@ class CycleCounts:
     """Counts of one cycle (the k-th reasoning turn and the k-th summary) over all trajectories."""
 
     num_scored: int = 0
-    """Reasoning turns with a reward. What a rollout policy gives for a summary says nothing of an answer."""
+    """Reasoning turns with a reward. Rewards that a rollout policy gives to summaries do not count, as they rate no answer."""
     total_reward: float = 0.0
     num_right: int = 0
-    """Of these the turns with a reward of 1."""
+    """Reasoning turns with a reward of 1."""
     num_reasoning_turns: int = 0
     num_reasoning_tokens: int = 0
     num_summaries: int = 0
@@ -103,7 +103,7 @@ class RolloutStatistics:
     dropped: Counter[str] = field(default_factory=Counter)
     """Dropped trajectories by reason."""
     cycles: defaultdict[int, CycleCounts] = field(default_factory=lambda: defaultdict(CycleCounts))
-    """By number of the cycle, from 1."""
+    """Counts by number of the cycle, from 1."""
 
     def add(self, trajectory: Sequence[TrainingText]) -> None:
         """Count a complete trajectory, or the single turn of a control."""
@@ -138,7 +138,7 @@ class RolloutStatistics:
 
     def summary(self, *, wall_seconds: float, tokens_of_this_run: int) -> dict[str, Any]:
         """The content of `summary.json`. `wall_seconds` is the time of this process, without its start-up. If it is 0, because
-        all trajectories were there already, `tokens_per_second` is None."""
+        all trajectories were already written before, `tokens_per_second` is None."""
         return {
             "trajectories": self.num_trajectories,
             "one_long_turns": self.num_long_turns,

@@ -1,11 +1,10 @@
-"""The `files` backend: every turn is a line of JSON, and the turns of a trajectory stand together and in order.
+"""The `files` backend: every turn is a line of JSON, and the turns of a trajectory are adjacent and in order.
 
 A trajectory is written in one piece when it is complete. So a reader that follows the file sees whole lines, and after a kill at
 most the last trajectory is torn. `read_stream` skips a torn trajectory's line, `resume_stream` cuts the trajectory off.
 
-The order of trajectories in the file is the order in which they were completed, which differs from run to run. The lines of one
-trajectory do not differ: byte for byte they depend on the seed and on the servers' answers, and not on concurrency, retries or
-interruptions.
+Trajectories are in the order in which they were completed, which differs from run to run. The lines of one trajectory do not
+differ: every byte depends only on the seed and on the servers' answers, and not on concurrency, retries or interruptions.
 """
 
 import json
@@ -68,7 +67,7 @@ class StreamWriter:
 
 
 def read_stream(path: str | Path) -> Iterator[TrainingText]:
-    """The turns in a stream, which may be being written: a torn line is skipped."""
+    """The turns in a stream. A process may still be writing the stream, so a torn line is skipped."""
     for line in _lines(Path(path)):
         if line.turn is not None:
             yield line.turn
@@ -89,7 +88,7 @@ def resume_stream(path: str | Path) -> Iterator[list[TrainingText]]:
     """The complete trajectories of an earlier run. At the end, a torn trajectory behind the last of them is cut off the file.
 
     Raises:
-        NotAStream: the file holds something that a kill cannot leave. Then nothing is cut.
+        NotAStream: the file holds something that a kill cannot leave. In this case nothing is cut.
     """
     path = Path(path)
     if not path.exists():
@@ -129,7 +128,7 @@ class _Line:
     turn: TrainingText | None
     num_turns: int
     end: int
-    """Offset in the file of the next line."""
+    """Offset of the next line in the file."""
     is_torn: bool = False
     """Whether the line is only the beginning of a turn."""
 
@@ -160,7 +159,7 @@ def _parse(line: bytes, end: int) -> _Line:
 
 
 def _complete(path: Path) -> Iterator[tuple[list[TrainingText], int]]:
-    """Complete trajectories, each with the offset in the file of what follows it."""
+    """Complete trajectories, each with the offset of its end in the file."""
     turns: list[TrainingText] = []
     for line in _lines(path):
         if line.turn is None:

@@ -1,4 +1,4 @@
-"""A process that works on trajectories: the scheduler with all its parts, between two queues of the actor loop.
+"""A process that works on trajectories. It runs the scheduler with all its parts between two queues of the actor loop.
 
     RCActorLoop ── problem_queue ──► work(): tokenizer, HTTP client, verifiers, schedule_rollouts ── result_queue ──► RCActorLoop
 
@@ -55,7 +55,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """The first message of a worker: everything is loaded, turns begin."""
+    """The first message of a worker: everything is loaded, and turns begin."""
 
     number: int
 
@@ -70,7 +70,7 @@ class WorkerEnded:
 
 
 def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queue: Any, stopping: Any) -> None:
-    """The process. Consumes states until None comes; produces results and, at the end, a `WorkerEnded`."""
+    """The body of the process. Consumes states until it gets None; produces results and, at the end, a `WorkerEnded`."""
     give_way()
     for number in (signal.SIGINT, signal.SIGHUP):  # only the loop decides when workers end
         signal.signal(number, signal.SIG_IGN)
@@ -86,7 +86,7 @@ def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queu
     try:
         asyncio.run(_work(options, problem_queue, result_queue, is_stopping))
         error = ""
-    except (Exception, SystemExit) as failure:  # the loop must learn of every error, also of a policy's sys.exit(0)
+    except (Exception, SystemExit) as failure:  # the loop must learn of every error, even of a policy's sys.exit(0)
         logging.getLogger(__name__).debug("traceback", exc_info=failure)
         is_told = isinstance(failure, ValueError | EnginesDown)
         error = str(failure) if is_told else f"{type(failure).__name__}: {failure}"
@@ -97,7 +97,7 @@ def work(options: WorkerOptions, problem_queue: Any, result_queue: Any, log_queu
 
 
 def give_way() -> None:
-    """Do not let this process, or the processes it starts, preempt a running process when they wake up, if the kernel can do so.
+    """If the kernel can do so, keep this process and its child processes from preempting a running process when they wake up.
 
     On a machine with few cores the running process is the server, and a step of the server that begins late delays all turns.
     """

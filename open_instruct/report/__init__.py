@@ -1,1 +1,1 @@
-"""What a run tells: log, metrics, tables and pictures."""
+"""Everything that a run reports: log, metrics, tables and plots."""

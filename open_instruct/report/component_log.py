@@ -1,4 +1,4 @@
-"""Log lines about the components of a run, in the formats that the fully async policy documents, and the user's own monitor.
+"""Log lines about the components of a run, in the documented formats of the fully async policy, and the user's own monitor.
 
 `fully_async_training.log` under the output directory has a line per event: `grep "ERROR"` finds what went wrong,
 `grep "Component Statistics"` the state of all components, and `grep "Parameter sync"` the updates of the weights.
@@ -11,13 +11,13 @@ from typing import Any
 from open_instruct.report.log_files import COMPONENTS
 
 component_logger = logging.getLogger(COMPONENTS)
-"""Logger for events of components. The log files have all of its lines, the terminal only its warnings and errors."""
+"""Logger for events of components. All of its lines are in the log files; the terminal shows only its warnings and errors."""
 
 LOG_FILE = "fully_async_training.log"
 
 
 def component_statistics(trainer: Mapping[str, Any], rollouter: Mapping[str, Any], queue: Mapping[str, Any]) -> str:
-    """One line on trainer, rollouter and message queue."""
+    """One line about trainer, rollouter and message queue."""
     parts = {"Trainer": trainer, "Rollouter": rollouter, "Queue": queue}
     return "Component Statistics - " + " | ".join(
         f"{name}: " + ", ".join(f"{key}={_short(value)}" for key, value in values.items())
@@ -46,7 +46,7 @@ def dropped_stale(num_samples: int) -> str:
 
 
 class RolloutMilestones:
-    """Gives a log line for every tenth batch that was generated, and for every fifth sample that was too old.
+    """Makes a log line for every tenth batch that was generated, and for every fifth sample that was too old.
 
     Args:
         batch_size: samples of one batch.
@@ -57,7 +57,7 @@ class RolloutMilestones:
         self._told_batches = self._told_dropped = 0
 
     def lines(self, rollouter: Mapping[str, Any]) -> list[str]:
-        """The lines that are due now. If several milestones were passed since the last call, they give one line."""
+        """The lines that are due now. If several milestones were passed since the last call, they share one line."""
         lines = []
         num_batches, num_dropped = (
             rollouter["total_generated_samples"] // self._batch_size,
@@ -110,7 +110,7 @@ def run_monitor(
         return
     try:
         told = monitor(dict(trainer), dict(rollouter))
-    except Exception as error:  # a monitor may never stop the run that it watches
+    except Exception as error:  # a monitor must never stop the run that it watches
         component_logger.error("the monitor %s failed: %r", getattr(monitor, "__name__", monitor), error)
         return
     values = told if isinstance(told, dict) else {} if told is None else {"": told}

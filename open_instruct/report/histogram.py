@@ -1,4 +1,4 @@
-"""Metrics that are many numbers: written as counts between edges, and shown by wandb as histograms."""
+"""Metrics that consist of many numbers. They are written as counts between edges, and wandb shows them as histograms."""
 
 from collections.abc import Sequence
 from typing import Any, TypedDict
@@ -9,14 +9,14 @@ NUM_BINS = 20
 
 
 class Histogram(TypedDict):
-    """`counts[i]` numbers lie between `edges[i]` and `edges[i + 1]`; at the last edge too."""
+    """`counts[i]` numbers are between `edges[i]` and `edges[i + 1]`. The last interval includes its upper edge."""
 
     edges: list[float]
     counts: list[int]
 
 
 def histogram(values: Sequence[float] | np.ndarray) -> Histogram:
-    """Of at least one number, which are finite. 20 bins of equal width, from the smallest number to the largest."""
+    """The histogram of at least one number, all finite: 20 bins of equal width, from the smallest number to the largest."""
     counts, edges = np.histogram(np.asarray(values, dtype=float), bins=NUM_BINS)
     return Histogram(edges=edges.tolist(), counts=counts.tolist())
 

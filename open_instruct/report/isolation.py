@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 class Isolation(contextlib.AbstractContextManager[None]):
-    """Swallows errors in its block, and warns of the first one. For code that watches a run and must not stop it."""
+    """Swallows errors in its block, and logs a warning for the first error. For code that watches a run and must not stop it."""
 
     def __init__(self, what: str):
         self.what = what

@@ -41,17 +41,17 @@ class Progress:
 
 
 class StepProgress(Protocol):
-    """Something that `str` turns into the text of the live line, and that knows how many steps are completed."""
+    """An object that `str` turns into the text of the live line, and that knows how many steps are completed."""
 
     @property
     def step(self) -> int: ...
 
 
 class ProgressLine:
-    """One live line on a terminal. Elsewhere (job logs) a plain line per step, at most one per second; the last step always gets
-    its line.
+    """One live line on a terminal. Elsewhere (job logs) it prints a plain line per step, at most one per second; the last step
+    always gets its line.
 
-    Use it as a context manager, so that the terminal is restored whatever happens.
+    Use it as a context manager, so that the terminal is restored even after an error.
     """
 
     MIN_INTERVAL_S = 1.0
@@ -78,7 +78,7 @@ class ProgressLine:
         from rich.progress import Progress as RichProgress
 
         console = Console(file=self._stream)
-        # The bar fills the room that the text leaves.
+        # The bar fills the width that the text leaves free.
         bar = [BarColumn(bar_width=None)] if console.width >= 100 else []
         text_column = TextColumn("{task.completed}/{task.total}  {task.description}", markup=False)
         self._live = RichProgress(text_column, *bar, console=console, refresh_per_second=4, expand=True)
@@ -97,7 +97,7 @@ class ProgressLine:
                 self._print(f"{self._unit} {progress.step}/{self._total}  {text}", at_once=progress.step >= self._total)
 
     def _seconds_left(self, step: int) -> float:
-        """Estimate from the mean time per step since the line was started."""
+        """Estimated from the mean time per step since the line was started."""
         done = step - self._first_step
         return (self._total - step) * (time.monotonic() - self._start) / done if done > 0 else math.nan
 

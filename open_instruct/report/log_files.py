@@ -1,4 +1,4 @@
-"""Where the log goes: the files of a run, and the terminal."""
+"""Sends the log to its destinations: the files of a run, and the terminal."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ from open_instruct.system.secret_masking import MaskingFormatter
 
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to the present `sys.stderr`, because the live line replaces `sys.stderr` so that log lines appear above it."""
+    """Writes to the current `sys.stderr`, because the live line replaces `sys.stderr` to show log lines above itself."""
 
     @property
     def stream(self) -> Any:
@@ -21,7 +21,7 @@ class _StderrHandler(logging.StreamHandler):
 
 
 class _FileHandler(logging.FileHandler):
-    """Reports once that the file cannot be written, instead of printing a traceback for each line."""
+    """If the file cannot be written, reports it once instead of printing a traceback for each line."""
 
     _has_told = False
 

@@ -17,13 +17,14 @@ ACCURACY_KEY = "eval/pass_at_1"
 """Metric: share of right answers in an evaluation, 0 to 1."""
 STEP_KEY = "training_step"
 COMPLETIONS = "sample_completions"
-"""Answers of an evaluation, beside its metrics; open-instruct's name of the table in wandb."""
+"""Key of an evaluation's answers, which are reported in addition to its metrics; open-instruct's name of the table in wandb."""
 _ROW_START = re.compile(rb'\{"training_step": (\d+)[,}]')
 """Beginning of a row as `MetricsWriter` writes it."""
 
 
 def to_json_value(value: Any) -> Any:
-    """`value` as a JSON value: numpy and torch scalars and arrays become Python's, and numbers that are not finite None."""
+    """`value` as a JSON value: numpy and torch scalars and arrays become Python values, and numbers that are not finite become
+    None."""
     if isinstance(value, bool | int | str | None):
         return value
     if isinstance(value, float):
@@ -50,7 +51,7 @@ class MetricsWriter:
         self._file = self._open()
 
     def _open(self) -> IO[bytes]:
-        # Unbuffered, so that a line is one write, and a kill between two lines tears no line.
+        # Unbuffered, so that a line is one write, and a kill between two writes tears no line.
         return open(self.path, "ab", buffering=0)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -62,7 +63,7 @@ class MetricsWriter:
         self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
 
     def _append(self, line: bytes) -> None:
-        """Append the whole line or nothing. A full disk may take only a part of the line, which would leave a torn row."""
+        """Append the whole line or nothing. A full disk may take only a part of the line, and a torn row would remain."""
         end = os.fstat(self._file.fileno()).st_size
         rest = memoryview(line)
         try:
@@ -93,13 +94,13 @@ class MetricsWriter:
                 at += len(line)
         if num_kept_behind:
             self._rewrite(step)
-        elif num_cut:  # the lines to cut are the end of the file, as in every file that a run has written
+        elif num_cut:  # the lines to cut are at the end of the file, as in every file that a run has written
             self._file.truncate(first_cut)
             os.fsync(self._file.fileno())
         return num_cut
 
     def _rewrite(self, step: int) -> None:
-        """Keep the rows up to `step`, wherever they stand in the file."""
+        """Keep the rows up to `step`, wherever they are in the file."""
         self._file.close()
         with open(self.path, "rb") as file, _replaced(self.path) as beside:
             beside.writelines(line for line in file if _is_of(line, step))
@@ -132,7 +133,7 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
 
 
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as lines of JSON, in a file that is whole or not there."""
+    """Write rows as lines of JSON. The file is written as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _replaced(path) as file:
         file.writelines(
@@ -141,7 +142,7 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, which may be being written: a torn line is skipped."""
+    """Rows of a `metrics.jsonl`. A run may still be writing the file, so a torn line is skipped."""
     with open(path, "rb") as file:
         for line in file:
             if (row := _parse_row(line)) is not None:

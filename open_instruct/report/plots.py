@@ -21,7 +21,7 @@ CYCLE_KEY = "eval/rc/accuracy_cycle_"
 """Metrics: share of right answers after each cycle of the reasoning cache. The value after the last cycle is `ACCURACY_KEY`."""
 EARLIER_COLORS = ("#fdba74", "#a8a29e", "#f472b6", "#84cc16")
 MOST_TICKS = 8
-"""Most cycles that have a label below them. With 9 to 16 cycles only every second cycle has one, with 17 to 24 every third, …"""
+"""Most cycles that have a label below them. With 9 to 16 cycles every second cycle has a label, with 17 to 24 every third, …"""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def picture(path: Path) -> Iterator[tuple["matplotlib.figure.Figure", "matplotli
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # Without pyplot, which would keep the figure in memory, and choose a window system if there is one.
+    # Not pyplot, because it would keep the figure in memory, and use a window system if there is one.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -102,7 +102,7 @@ def _draw_rewards(axes: "matplotlib.axes.Axes", rewards: list[tuple[int, float]]
     if window > 1:
         axes.plot(steps, smooth, color="#2563eb", linewidth=2, label=f"training reward (mean of {window} steps)")
     axes.set_ylabel("training reward", color="#2563eb")
-    # From zero, with the same headroom as the accuracies on the other axis, because on most tasks the reward follows accuracy.
+    # From zero, with the same headroom as the accuracies on the other axis, because on most tasks reward follows accuracy.
     axes.set_ylim(min(0.0, *values) * 1.05, max(*values, 1e-9) * 1.05)
 
 
@@ -110,7 +110,7 @@ def _draw_accuracies(axes: "matplotlib.axes.Axes", accuracies: list[tuple[int, f
     steps, values = zip(*accuracies, strict=True)
     axes.plot(steps, values, color="#ea580c", linewidth=1.5, marker="o", markersize=5, label="eval accuracy")
     for step, value in {accuracies[0], accuracies[-1]}:
-        # Keep the text off the curve, which rises from the first point and comes to the last point from below.
+        # Keep the text off the curve, which rises from the first point and reaches the last point from below.
         offset = -17 if (step, value) == accuracies[0] and value > 0.1 else 8
         axes.annotate(
             f"{value:.1%}", (step, value), (0, offset), textcoords="offset points", ha="center", color="#c2410c"

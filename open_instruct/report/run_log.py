@@ -77,8 +77,8 @@ class ComponentStatus:
 
 
 class RunLog:
-    """The one place through which the driver reports. A row of metrics waits for the evaluation of its step before it is
-    written."""
+    """The one place through which the driver reports. A row of metrics is written only after the evaluation of its step, if there
+    is one."""
 
     def __init__(
         self, args: GRPOConfig, *, monitor: Monitor | None = None, component_log_file: str | None = None
@@ -130,7 +130,7 @@ class RunLog:
         self._line = ProgressLine(self._args.num_training_steps, first_step=training_step)
 
     def step(self, row: dict[str, Any]) -> None:
-        """The row of a completed training step."""
+        """Take the row of a completed training step, and show the step on the live line."""
         self.flush()
         self._check_alerts(row, row, row[STEP_KEY])
         self._waiting = row
@@ -148,7 +148,8 @@ class RunLog:
             )
 
     def components(self, status: ComponentStatus) -> None:
-        """Milestones of generation; every `--statistics_interval_s`, a line on all components, and the user's monitor."""
+        """Log milestones of generation. Every `--statistics_interval_s`, log a line about all components and call the user's
+        monitor."""
         for line in self._milestones.lines(status.rollouter):
             component_log.component_logger.info(line)
         if time.monotonic() - self._told_components_at < self._args.statistics_interval_s:
@@ -163,12 +164,12 @@ class RunLog:
         component_log.run_monitor(self._monitor, status.trainer, status.rollouter)
 
     def prompts(self, training_step: int, fates: list[dict[str, object]]) -> None:
-        """Write which prompts the step was made of, and the outcome of each."""
+        """Write which prompts the step was made from, and the outcome of each."""
         self._prompts.write(training_step, {"prompts": fates})
 
     def evaluation(self, version: int, metrics: Mapping[str, Any]) -> None:
-        """Add the evaluation of the weights after step `version` to the row of that step, or to a new row if that is written. Its
-        `sample_completions` go to a file, and to wandb as a table."""
+        """Add the evaluation of the weights after step `version` to the row of that step, or to a new row if that row is already
+        written. Write its `sample_completions` to a file, and send them to wandb as a table."""
         metrics = dict(metrics)
         if rows := metrics.pop(COMPLETIONS, None):
             with self._isolation:
@@ -183,7 +184,7 @@ class RunLog:
         self._check_alerts(metrics, self._waiting, version)
 
     def _check_alerts(self, metrics: Mapping[str, Any], row: dict[str, Any], training_step: int) -> None:
-        """Log which of the metrics are above their limits, and write it into the row."""
+        """Log the metrics that are above their limits, and write these alerts into the row."""
         if raised := component_log.check_alerts(self._args.alerts, metrics):
             row["alerts"] = {**row.get("alerts", {}), **raised}
             for alert in raised.values():
@@ -216,7 +217,7 @@ class RunLog:
         return summary
 
     def left(self, exit_code: int) -> None:
-        """The run ends before its step loop began, so that there is nothing new to sum up."""
+        """The run ends before its step loop began, so there is nothing to summarise."""
         self._exit_code = exit_code
 
     def failed(self, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from open_instruct.report.metrics_file import to_json_value
 from open_instruct.storage.atomic_file import write_atomically
 
 MOST_COLUMNS = 100
-"""Longest rule above and below a table."""
+"""Longest line above and below a table."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RunSummary:
     """Accuracy of the last evaluation, 0 to 1; None if there was none."""
     training_steps: int
     wall_seconds: float
-    """From the start of the step loop to the saved model. A resumed run goes on from the sum that its checkpoint holds."""
+    """Seconds from the start of the step loop to the saved model. A resumed run adds to the sum that its checkpoint holds."""
     tokens_per_second: float
     """Sampled training tokens divided by `wall_seconds`."""
     prompts: PromptCounts
@@ -64,7 +64,7 @@ def format_summary_table(summary: RunSummary) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]], alignment: Sequence[str], gap: int = 2) -> str:
-    """Rows of cells between two rules; `alignment` is `<` or `>` for each column. A row may have fewer cells than the others."""
+    """Rows of cells between two lines; `alignment` is `<` or `>` for each column. A row may have fewer cells than the others."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     sides = list(zip(alignment, widths, strict=True))
     lines = [

@@ -1,4 +1,4 @@
-"""Tells a Slack channel that a run has failed (`--send_slack_alerts`)."""
+"""Sends a message to a Slack channel when a run has failed (`--send_slack_alerts`)."""
 
 import json
 import logging
@@ -11,19 +11,19 @@ from open_instruct.system.secret_masking import without_secrets
 logger = logging.getLogger(__name__)
 
 ADDRESSES = ("SLACK_WEBHOOK", "SLACK_WEBHOOK_URL")
-"""Variables of the environment of which one holds the address of the channel's webhook; open-instruct reads the second."""
+"""Environment variables that may hold the address of the channel's webhook; open-instruct reads the second variable."""
 PATIENCE_S = 10.0
 MOST_CHARACTERS = 3000
-"""Slack shows no more."""
+"""Slack shows no more characters."""
 
 
 def slack_address() -> str:
-    """Empty if the environment has none."""
+    """The address of the webhook; "" if the environment has none."""
     return next(filter(None, map(os.environ.get, ADDRESSES)), "")
 
 
 def tell_slack(text: str) -> None:
-    """Send a message. Whatever goes wrong is logged and nothing else: a failed run must still end in order."""
+    """Send a message. Errors are only logged, because a failed run must still end in order."""
     address = slack_address()
     if not address:
         return

@@ -33,7 +33,7 @@ WANDB_MAX_ROWS_WAITING = 1000
 
 
 class Tracker(Protocol):
-    """A place to which metrics go in addition to `metrics.jsonl`."""
+    """A destination of metrics in addition to `metrics.jsonl`."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
 
@@ -64,7 +64,7 @@ class TrackerOptions:
     run_id: str
     """Letters, digits, `-` and `_`. A resumed run has the same id, so that wandb continues its curves."""
     output_dir: str
-    """The directory `wandb/` in it holds wandb's files, and an offline run for `wandb sync`."""
+    """Its subdirectory `wandb/` holds wandb's files, and an offline run for `wandb sync`."""
     entity: str | None = None
     group: str | None = None
 
@@ -89,12 +89,12 @@ class WandbTracker:
                 self._run = self._init(options, config, mode="online")
             except Exception as error:
                 logger.warning("wandb is out of reach, tracking offline: %s: %s", type(error).__name__, error)
-                # Without this, what is left of the failed attempt would still hold the run's id.
+                # Without this call the remains of the failed attempt would still hold the run's id.
                 wandb.teardown()
                 self._run = self._init(options, config, mode="offline")
         else:
             self._run = self._init(options, config, mode="offline")
-        # A resumed run writes steps again that wandb has seen already, and wandb's own step counter would refuse them.
+        # A resumed run repeats steps that wandb has already received, and wandb's own step counter would refuse them.
         self._run.define_metric("*", step_metric=STEP_KEY)
 
     def _can_go_online(self) -> bool:
@@ -132,11 +132,11 @@ class WandbTracker:
         )
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Hand a row over without waiting, because wandb may hang (its helper process, a file system)."""
+        """Queue a row for wandb without waiting, because wandb may hang (its helper process, a file system)."""
         self._submit(lambda: self._log({STEP_KEY: step, **metrics}))
 
     def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Hand over a table, of which all rows have the same columns, without waiting."""
+        """Queue a table for wandb without waiting. All its rows have the same columns."""
         self._submit(lambda: self._log_table(name, rows, step))
 
     def _submit(self, call: Callable[[], None]) -> None:
@@ -165,7 +165,7 @@ class WandbTracker:
         return self._wandb.Histogram(value) if isinstance(value, list) and value else value
 
     def finish(self, exit_code: int = 0) -> None:
-        """Send the remaining rows, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process, if need be by force."""
+        """Send the remaining rows, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process, by force if needed."""
         if not self._background.end(lambda: self._finish(exit_code), WANDB_FINISH_TIMEOUT_S + WANDB_GRACE_S):
             logger.warning(
                 "wandb hangs: the rows that it has not sent yet are lost there, and %d more that were not handed to it. "
@@ -198,15 +198,16 @@ def answers(url: str, *, timeout_s: float) -> bool:
     except urllib.error.URLError as error:
         # A certificate error counts as an answer, because wandb checks certificates itself and may trust others.
         return isinstance(error.reason, ssl.SSLError)
-    except (OSError, HTTPException):  # the second where something else than HTTP answers
+    except (OSError, HTTPException):  # HTTPException: the answer is not HTTP
         return False
 
 
 def make_tracker(with_tracking: bool, options: TrackerOptions, config: Mapping[str, Any]) -> Tracker:
-    """A tracker for wandb if `with_tracking`, else one that tracks nothing. wandb works offline if there is no network or key; if
-    wandb cannot be started at all, nothing is tracked.
+    """A tracker for wandb if `with_tracking`, else a tracker that does nothing. wandb works offline without a network or a key.
+    If wandb cannot be started at all, nothing is tracked.
 
-    The user is asked nothing. Without a network this takes some seconds, with a network that fails half-way less than a minute.
+    wandb never asks the user for input. Without a network this call takes some seconds; with a network that fails half-way it
+    takes less than a minute.
     """
     if with_tracking:
         with Isolation("wandb"):

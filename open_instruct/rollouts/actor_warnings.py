@@ -1,14 +1,14 @@
-"""Warnings of an actor on their way to the user's log. Pure.
+"""Holds the warnings of an actor until the driver fetches them for the user's log. Pure.
 
-Ray writes what an actor logs to a file in its session directory, which ends with the run. So an actor holds its
-warnings, and the driver fetches the warnings together with the actor's statistics after every step.
+Ray writes an actor's log to a file in Ray's session directory, and that directory ends with the run. So an actor holds
+its warnings, and the driver fetches the warnings together with the actor's statistics after every step.
 """
 
 import logging
 from collections import deque
 
 MAX_HELD = 20
-"""Of more than that the newest are kept: a driver that does not ask must not cost memory."""
+"""Only the newest warnings are held, at most this many, so that memory is bounded when the driver does not fetch them."""
 
 
 class HeldWarnings(logging.StreamHandler):

@@ -13,15 +13,15 @@ from open_instruct.rollouts.staleness import sample_age
 from open_instruct.scored_groups import ScoredGroup, last_samples, stopped_of
 
 SOLVED = 1.0 - 1e-6
-"""Scores from here on count as 1."""
+"""A score of at least this counts as 1."""
 
 
 def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, Any]:
-    """Means over all responses of `groups`. `scores` are the rewards after shaping, `*_reward` those of verifiers with their
-    weights. `*_correct_rate` counts scores above 0, as open-instruct does; `*_solved_rate` scores of 1 (up to rounding).
+    """Means over all responses of `groups`. `scores` are the rewards after shaping, `*_reward` the weighted rewards of verifiers.
+    `*_correct_rate` counts scores above 0, as open-instruct does; `*_solved_rate` counts scores of 1 (up to rounding).
 
-    A conversation of several samples counts once, by its last sample; but lengths are those of all samples. A group that an
-    evaluation gave up has scores and no responses: it counts in rewards and rates, not in lengths.
+    A conversation of several samples counts once, by its last sample, except that lengths are taken over all samples. A group
+    that an evaluation gave up has scores but no responses, so it counts in rewards and rates and not in lengths.
     """
     lengths = _length_metrics([group for group in groups if group.samples])
     groups = last_samples(groups)
@@ -57,7 +57,7 @@ def _verifier_metrics(name: str, rewards: np.ndarray, scores: np.ndarray) -> dic
 
 
 def scoring_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """What could not be scored, and what scoring cost: a sum in US dollars, where it cost something."""
+    """How many responses could not be scored, and the cost of scoring in US dollars (absent if it cost nothing)."""
     metrics = {
         "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
         "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
@@ -68,7 +68,7 @@ def scoring_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """Nothing where there is no response."""
+    """Lengths of the responses in tokens; empty if there are no responses."""
     if not groups:
         return {}
     scores = np.concatenate([group.scores for group in groups])
@@ -91,10 +91,10 @@ def step_metrics(
     *,
     num_prompts: int,
 ) -> dict[str, Any]:
-    """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` the groups that are
-    trained on; `num_prompts` as many as a step is meant to have.
+    """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` are the groups that are
+    trained on, and `num_prompts` is the number of prompts that a step should have.
 
-    Generation times are in seconds per group; `batch/*` counts groups. How old the data is: `freshness_metrics`.
+    Generation times are in seconds per group; `batch/*` counts groups. `freshness_metrics` says how old the data is.
     """
     is_kept = set(map(id, kept))
     dropped = [group for group in groups if id(group) not in is_kept]
@@ -156,7 +156,7 @@ def _size_metrics(kept: Sequence[ScoredGroup]) -> dict[str, Any]:
 
 
 def tokens_per_second(groups: Sequence[ScoredGroup]) -> float:
-    """Tokens of prompts and responses per second of the group that took longest, as open-instruct has it."""
+    """Tokens of all prompts and responses, divided by the seconds of the slowest group, as open-instruct computes it."""
     slowest = max(group.result.token_statistics.generation_time for group in groups)
     num_tokens = sum(_num_prompt_tokens(one) + one.result.token_statistics.num_response_tokens for one in groups)
     return num_tokens / max(slowest, 1e-9)
@@ -173,10 +173,10 @@ def freshness_metrics(
     """Ages of the samples trained on, in training steps, and seconds from the end of their group's generation to Unix time `now`.
 
     The names are those of the fully async policy. A sample is a response. Its age is that of its oldest trained token, and a
-    sample is stale if its age is more than 1 step. In addition there is `freshness/avg_token_age`, which counts each trained
-    token at its own version, and the newest version, `model_step_max`; of the groups' oldest trained tokens `model_step_min`,
-    `model_step_mean`, `num_steps_off_policy` (mean) and `num_steps_off_policy_max`: in training step 5 a group whose oldest
-    trained token is of version 3 is one step off policy. What is masked has no age.
+    sample is stale if its age is more than 1 step. `freshness/avg_token_age` counts each trained token at its own version, and
+    `model_step_max` is the newest version. `model_step_min`, `model_step_mean`, `num_steps_off_policy` (mean) and
+    `num_steps_off_policy_max` are taken over the oldest trained token of each group: in training step 5 a group whose oldest
+    trained token is of version 3 is one step off policy. Masked samples have no age.
 
     Args:
         oldest_trained_versions: per group; tokens of older weights are not trained on (see `fresh_masks`).
@@ -216,7 +216,7 @@ def freshness_metrics(
 
 
 def _kv_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Ages of the key-value cache that responses were sampled with (`Sample.kv_age`); nothing where no engine said."""
+    """Ages of the key-value cache that responses were sampled with (`Sample.kv_age`); empty if no engine reported them."""
     ages = [sample.kv_age for group in groups for sample in group.samples if sample.kv_age is not None]
     return {"kv_age/mean": float(np.mean(ages)), "kv_age/max": max(ages)} if ages else {}
 
@@ -246,11 +246,11 @@ def _sampled_spans(sample: Sample) -> list[tuple[int, int]]:
 
 
 def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
-    """Who was slow: seconds per group in each phase, and the slowest of all phases together with its identity.
+    """Which groups were slow: seconds per group in each phase, and the identity of the group that took longest in total.
 
-    `agent_loop/tool_calls/*` are seconds in which tools alone were waited for, and `agent_loop/slowest/response_length` is that
-    of the slowest group's longest response. `agent_loop/num_preempted/*` is of the groups whose engine told it, and absent where
-    none did.
+    `agent_loop/tool_calls/*` are seconds in which a group waited only for tools. `agent_loop/slowest/response_length` is the
+    length of the slowest group's longest response. `agent_loop/num_preempted/*` covers the groups whose engine reported the
+    number, and is absent if no engine did.
     """
     statistics = [group.result.token_statistics for group in groups]
     phases = {
@@ -286,8 +286,8 @@ def _distribution(name: str, values: np.ndarray) -> dict[str, float]:
 
 
 class OverIssueBias:
-    """Over the whole run: how much shorter the responses of the groups are that a step took first than the responses of the
-    stragglers, which a step left to a later step."""
+    """Measures over the whole run how much shorter the responses are in groups that a step took first than in stragglers, which a
+    step left to a later step."""
 
     def __init__(self) -> None:
         self._lengths: dict[bool, list[int]] = {True: [0, 0], False: [0, 0]}
@@ -300,7 +300,7 @@ class OverIssueBias:
         self._num_stragglers += is_straggler
 
     def metrics(self) -> dict[str, float]:
-        """Groups left behind so far, and mean response lengths in tokens; nothing before the first was left behind."""
+        """Number of stragglers so far, and mean response lengths in tokens; empty before the first straggler."""
         if not self._num_stragglers:
             return {}
         mean = {which: tokens / max(number, 1) for which, (tokens, number) in self._lengths.items()}
@@ -312,7 +312,7 @@ class OverIssueBias:
 
 
 def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, Any]:
-    """Over the samples of a batch, each counted once whatever its length."""
+    """Advantages of the samples of a batch. Each sample counts once, whatever its length."""
     advantages = np.array([sample.advantage for sample in samples])
     return {
         "val/advantages_mean": float(advantages.mean()),
@@ -323,7 +323,7 @@ def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, Any]:
 
 
 def num_packed_rows(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
-    """Rows with a token that is trained on."""
+    """Number of rows with at least one trained token."""
     return sum(
         int(micro_batch.response_masks.any(axis=1).sum())
         for batches in rank_batches
@@ -333,7 +333,7 @@ def num_packed_rows(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
 
 
 def num_computed_tokens(rank_batches: Sequence[Sequence[MiniBatch]]) -> int:
-    """Tokens that the learners compute, padding and filling rows included."""
+    """Number of tokens that the learners compute, including padding and filling rows."""
     return sum(
         micro_batch.query_responses.size
         for batches in rank_batches

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchProducer:
-    """The groups that wait for a step, the steps that are not trained yet, and the batches on their way to the learners."""
+    """Holds the groups that wait for a step and the steps that are not trained yet, and sends batches to the learners."""
 
     def __init__(
         self,
@@ -59,24 +59,24 @@ class BatchProducer:
         self.groups: dict[str, ScoredGroup] = {}
         """Complete groups that no step has taken."""
         self.taken: dict[int, list[ScoredGroup]] = {}
-        """The groups of each step that is not trained yet, by its number."""
+        """The groups of each step that is not trained yet, by the number of the step."""
         self._assembly: StepAssembly | None = None
         self._seen_by_cleanup = 0
         """`num_stale_discarded` when discarded groups were last removed from `groups`."""
         self._reported_stale = 0
-        """`num_stale_discarded` at the metrics of the last step."""
+        """`num_stale_discarded` when the metrics of the last step were made."""
         self._over_issue = OverIssueBias()
 
     def packing_thread(self) -> None:
         """The thread. It takes scored groups and puts the training data of each step into the message queue, waiting for room."""
-        self._assemble()  # what a saved state brought along
+        self._assemble()  # the groups of a saved state
         while not self._threads.stopping.is_set():
             for group in self._preparation.next_scored():
                 self.take(group)
-            self._assemble()  # also where no group came, because a prompt that was dropped leaves its place to another
+            self._assemble()  # even if no group came, because a dropped prompt leaves its place to another prompt
 
     def take(self, group: ScoredGroup) -> None:
-        """Let a scored group wait for its step, unless another copy of it came first."""
+        """Let a scored group wait for its step, unless another copy of the group came first."""
         result = group.result
         with self._threads.lock:
             self._preparation.being_scored.pop(result.prompt_id, None)
@@ -120,14 +120,14 @@ class BatchProducer:
         self._requests.note_solved(assembly.rollouts[-1])
 
     def _extend(self, assembly: StepAssembly) -> None:
-        """Take more prompts into a step that has nothing to train on. Told the 1st, 2nd, 4th, 8th time and so on."""
+        """Take more prompts into a step that has nothing to train on. Logged the 1st, 2nd, 4th, 8th time and so on."""
         assembly.num_extended += 1
         if assembly.num_extended.bit_count() == 1:
             logger.warning("%s", assembly.why_no_gradient)
         self._flow.extend_step()
 
     def _forget_discarded(self) -> None:
-        """Forget groups that were too old. Their prompts are issued again."""
+        """Forget groups that were discarded as too old. Their prompts are issued again."""
         if self._seen_by_cleanup == self._flow.num_stale_discarded:
             return  # looking at all groups for every result would cost more than the ledger does
         self._seen_by_cleanup = self._flow.num_stale_discarded
@@ -167,7 +167,7 @@ class BatchProducer:
         }
 
     def _put(self, batch: RolloutBatch, num_bytes: int) -> None:
-        """Put a batch, whose data has `num_bytes`, into the message queue, waiting for room.
+        """Put a batch with `num_bytes` of data into the message queue; waits for room.
 
         If the queue did not answer, the batch is put again under the same id; the queue takes it only once.
         """
@@ -176,14 +176,14 @@ class BatchProducer:
                 self._message_queue.put(
                     batch,
                     version=batch.min_version,
-                    # Rows may ask for more steps of environments than the queue was made for: their batch then fills it.
+                    # Rows may ask for more environment steps than the queue was sized for; then one batch fills the queue.
                     num_samples=min(max(batch.num_samples, 1), default_queue_size(self._args)),
                     timeout=10 * POLL_S,
                     message_id=f"step {batch.training_step}, partial batch {batch.number}",
                     referenced_bytes=num_bytes,
                 )
                 return
-            except QueueFull:  # learners take their time
+            except QueueFull:  # the learners are still busy with earlier batches
                 continue
             except TimeoutError as error:
                 logger.warning(
@@ -191,12 +191,12 @@ class BatchProducer:
                 )
 
     def forget_step(self, training_step: int) -> None:
-        """The step is trained."""
+        """Drop the groups of a step that has been trained."""
         self.taken.pop(training_step, None)
 
     def finished_groups(self) -> list[FinishedGroup]:
-        """Groups that are scored and not trained on: taken by a step that is not trained yet, then those that wait. A run that
-        goes on takes them in this order, so that its steps get the same groups again."""
+        """Groups that are scored and not trained on: first the groups of steps that are not trained yet, then the groups that
+        wait for a step. A resumed run takes the groups in this order, so its steps get the same groups again."""
         taken = (group for _, groups in sorted(self.taken.items()) for group in groups)
         scored = [*taken, *self.groups.values()]
         names = [one.name for one in fields(FinishedGroup)]

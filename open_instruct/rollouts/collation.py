@@ -1,6 +1,6 @@
-"""From samples to the arrays of one micro-batch: padded rows, or one packed row. NumPy only.
+"""Turns samples into the arrays of one micro-batch: padded rows, or one packed row. NumPy only.
 
-Both layouts are filled from the same flat arrays, in which row stands after row. Shapes: B rows, T tokens, N tokens of all rows.
+Both layouts are filled from the same flat arrays, which hold the rows end to end. Shapes: B rows, T tokens, N tokens of all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from open_instruct.data_types import CollatedBatchData, TrainingSample
 from open_instruct.rollouts.shared_prompts import Shared
 
 Flat = dict[str, tuple[np.ndarray, float]]
-"""Fields of `CollatedBatchData`: the values of all tokens, (N, …), and the value of padding."""
+"""For each field of `CollatedBatchData`: the values of all tokens, (N, …), and the value of padding."""
 
 
 def reset_position_ids(attention_mask: np.ndarray) -> np.ndarray:
@@ -30,24 +30,24 @@ def reset_position_ids(attention_mask: np.ndarray) -> np.ndarray:
 
 
 def collate_padded(samples: Sequence[TrainingSample], pad_token_id: int) -> CollatedBatchData:
-    """One sample a row, padded on the right to the longest."""
+    """One sample per row, padded on the right to the longest sample."""
     return pad_rows([Shared([sample]) for sample in samples], pad_token_id)
 
 
 def collate_packed(samples: Sequence[TrainingSample], pad_token_id: int) -> CollatedBatchData:
-    """All samples one after another in a single row (B = 1), without padding. `position_ids` begin at 0 where a sample begins."""
+    """All samples end to end in a single row (B = 1), without padding. `position_ids` start at 0 in each sample."""
     return pack_rows([Shared([sample]) for sample in samples], pad_token_id)
 
 
 def pad_rows(rows: Sequence[Shared], pad_token_id: int) -> CollatedBatchData:
-    """Each of `rows` is a row, padded on the right to the longest."""
+    """Each of `rows` becomes one row, padded on the right to the longest."""
     lengths_B = np.array([len(row) for row in rows])
     columns_T = np.arange(lengths_B.max(), dtype=np.int32)
     is_token_BT = columns_T < lengths_B[:, None]
 
     def fill(values: np.ndarray, padding: float) -> np.ndarray:
         padded_BT = np.full((*is_token_BT.shape, *values.shape[1:]), padding, dtype=values.dtype)
-        padded_BT[is_token_BT] = values  # row by row, the order in which they stand in `values`
+        padded_BT[is_token_BT] = values  # row by row, which is the order of `values`
         return padded_BT
 
     flat = _flat_fields(rows, pad_token_id)
@@ -59,7 +59,7 @@ def pad_rows(rows: Sequence[Shared], pad_token_id: int) -> CollatedBatchData:
 
 
 def pack_rows(rows: Sequence[Shared], pad_token_id: int) -> CollatedBatchData:
-    """All of `rows` one after another in a single row (B = 1), without padding."""
+    """All of `rows` end to end in a single row (B = 1), without padding."""
     flat = _flat_fields(rows, pad_token_id)
     if "predictors" in flat:  # count from the beginning of the packed row
         starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
@@ -69,7 +69,7 @@ def pack_rows(rows: Sequence[Shared], pad_token_id: int) -> CollatedBatchData:
 
 
 def _flat_fields(rows: Sequence[Shared], pad_token_id: int) -> Flat:
-    # A first token has no log-prob: its predecessor is nothing, or in a packed row somebody else's last token.
+    # A first token has no log-prob: it has no predecessor, or in a packed row its predecessor belongs to another sample.
     assert all(len(row.query) > 0 for row in rows), "a sample needs at least one query token"
     tokens = [part for row in rows for part in (row.query, *(sample.response for sample in row.samples))]
     is_trained_N = _spread(rows, lambda sample: sample.mask)
@@ -104,7 +104,7 @@ def _flat_fields(rows: Sequence[Shared], pad_token_id: int) -> Flat:
 def _spread(
     rows: Sequence[Shared], of_response: Callable[[TrainingSample], np.ndarray], on_prompts: float = 0
 ) -> np.ndarray:
-    """(N, …): the values of each response's tokens, and `on_prompts` on those of prompts."""
+    """(N, …): the values of each response's tokens, and `on_prompts` at the tokens of prompts."""
     parts = []
     for row in rows:
         values = [of_response(sample) for sample in row.samples]

@@ -1,4 +1,4 @@
-"""The controller of the rollout side: it decides what is generated and turns results into training data.
+"""The controller of the rollout side decides what is generated, and turns results into training data.
 
     PromptFeeder ──► param_prompt_Q ──► engines ──► inference_results_Q ──► DataPreparation ──► verifiers (processes)
       what PromptFlow admits;             evaluations ◄── EVAL results ◄───────────┤
@@ -31,15 +31,16 @@ from open_instruct.report.metrics_file import COMPLETIONS
 from open_instruct.report.tracker import TrackerOptions, make_tracker
 from open_instruct.rollouts.actor_warnings import HeldWarnings
 from open_instruct.rollouts.batch_producer import BatchProducer
-from open_instruct.rollouts.completions import completions
 from open_instruct.rollouts.data_preparation import DataPreparation
-from open_instruct.rollouts.evaluation_state import Evaluations
+from open_instruct.rollouts.evaluation_table import completions
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.rollouts.prompt_feeder import TAKING_INVENTORY, PromptFeeder
+from open_instruct.rollouts.prompt_ledger import PromptLedger
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
-from open_instruct.rollouts.staleness import FlowOptions, PromptFlow, PromptLedger
+from open_instruct.rollouts.running_evaluation import Evaluations
+from open_instruct.rollouts.staleness import FlowOptions, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
@@ -55,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    """What the controller needs beside the user's options: facts that the driver found out at start."""
+    """What the controller needs in addition to the user's options: facts that the driver found out at start."""
 
     num_ranks: int
     layout: str
@@ -64,7 +65,7 @@ class ControllerOptions:
     pairs_per_token: float | None = None
     """As in `shared_prompts.share_prompts`; None shares no prompt."""
     wandb_run_id: str | None = None
-    """Run in wandb that `eval` logs to."""
+    """The wandb run that `eval` logs to."""
 
     @property
     def collation(self) -> CollationOptions:
@@ -86,8 +87,8 @@ def flow_options(args: GRPOConfig) -> FlowOptions:
 class RolloutController:
     """Owns the dataset position, the prompt ledger, admission and data preparation. A Ray actor on the driver's node.
 
-    Calls that wait take a `timeout_s` and raise `TimeoutError` that says what is missing. An error in a background thread is
-    raised by the next call of the step loop; `close_ledger` still answers, for the summary.
+    Calls that wait take a `timeout_s` and raise a `TimeoutError` that says what is missing. The next call of the step loop raises
+    the error of a background thread, except that `close_ledger` still answers, for the summary.
     """
 
     def __init__(
@@ -141,13 +142,13 @@ class RolloutController:
         self._warnings.install()
 
     def _custom_generation_logic(self, batch: list[PromptRequest]) -> list[PromptRequest]:
-        """For subclasses: change prompts or their sampling before they are issued. Every prompt id must be there exactly once."""
+        """For subclasses: change prompts or their sampling before they are issued. Return every prompt id exactly once."""
         return batch
 
     # --- lifecycle ----------------------------------------------------------------------------------------------------
 
     def start(self, version: int) -> None:
-        """Begin to issue prompts; every engine serves `version`, and that many training steps are done."""
+        """Begin to issue prompts. Every engine serves `version`, so `version` training steps are done."""
         self._flow.start(version, finished=[group.result.prompt_id for group in self._loaded])
         for group in self._loaded:
             self._take_back(group)
@@ -155,7 +156,7 @@ class RolloutController:
         self._threads.start(self._feeder.feed_prompts, *self._preparation.threads, self._producer.packing_thread)
 
     def watch(self) -> None:
-        """Waits while all is well; raises what ended a background thread. Returns after `stop`."""
+        """Wait until `stop`, then return. If a background thread dies, raise its error."""
         self._threads.wait_for(self._threads.stopping.is_set)
 
     def stop(self) -> None:
@@ -169,7 +170,7 @@ class RolloutController:
     # --- what the step loop calls -------------------------------------------------------------------------------------
 
     def set_version(self, version: int) -> None:
-        """Every engine has `version` or is just being sent it: admit what the staleness bound now allows."""
+        """Every engine has `version` or is being sent it now: admit the prompts that the staleness bound allows from now on."""
         with self._threads.lock:
             self._threads.raise_error()
             self._evaluations.give_up_others(version)
@@ -186,7 +187,7 @@ class RolloutController:
         self._feeder.resume(reason)
 
     def commit(self, training_step: int) -> list[dict[str, object]]:
-        """The learners have trained the step: its prompts have their fates. Returns these in the order of issue."""
+        """The learners have trained the step, so the fates of its prompts are final. Returns the fates in the order of issue."""
         with self._threads.lock:
             self._threads.raise_error()
             self._producer.forget_step(training_step)
@@ -198,19 +199,19 @@ class RolloutController:
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def start_evaluation(self, version: int) -> None:
-        """Issue the evaluation prompts, ahead of training prompts. The engines must keep `version` until it is collected."""
+        """Issue the evaluation prompts before training prompts. The engines must keep `version` until the evaluation ends."""
         self._evaluations.start(version)
 
     def get_evaluation(self, timeout_s: float) -> dict[str, Any]:
-        """`eval/*` metrics of the evaluation under way. Waits for its last result, at most `timeout_s`."""
+        """`eval/*` metrics of the evaluation under way. Waits at most `timeout_s` for its last result."""
         return self._evaluations.collect(timeout_s)
 
     def eval(self, rollout_id: int) -> None:
-        """Evaluate the weights of version `rollout_id`, and return when the last result has come.
+        """Evaluate the weights of version `rollout_id`, and return when the last result has arrived.
 
-        An evaluation of this version that is under way is waited for, and one of another version, which a `TimeoutError` has
-        left unfinished, is given up. The metrics are logged, and `take_evaluation` hands them over. The engines must keep these
-        weights meanwhile.
+        If an evaluation of this version is under way, the call waits for it. An unfinished evaluation of another version, which
+        a `TimeoutError` has left behind, is given up. The metrics are logged, and `take_evaluation` returns them. The engines
+        must keep these weights until the call returns.
         """
         version = rollout_id
         self._begin(version)
@@ -220,13 +221,13 @@ class RolloutController:
         self._tracker.log(self._evaluated, version)
 
     def take_evaluation(self) -> dict[str, Any]:
-        """`eval/*` metrics of the last `eval`, and some of its answers (`sample_completions`)."""
+        """`eval/*` metrics of the last `eval`, and some of its responses (`sample_completions`)."""
         assert self._requests.held_out is not None
         rows = completions(self._args, self._evaluations.answers, self._requests.held_out, self._tokenizer)
         return self._evaluated | ({COMPLETIONS: rows} if rows else {})
 
     def give_up_evaluation(self) -> None:
-        """No engine has the weights any more that were to be measured. Calls of `get_evaluation` end with `TimeoutError`."""
+        """No engine has the weights of the evaluation any more. Calls of `get_evaluation` end with `TimeoutError`."""
         self._evaluations.give_up()
 
     # --- reports ------------------------------------------------------------------------------------------------------
@@ -261,7 +262,7 @@ class RolloutController:
             }
 
     def describe_progress(self) -> str:
-        """Who is waited for, for a message to the user, and warnings that nobody has taken."""
+        """For a message to the user: what the controller waits for, and the warnings that `status` has not returned."""
         warnings = self._warnings.take()
         with self._threads.lock:
             waiting = [prompt for prompt in self._flow.ledger.open_prompts() if self._flow.is_waited_for(prompt)]
@@ -277,7 +278,7 @@ class RolloutController:
             )
 
     def close_ledger(self) -> dict[str, object]:
-        """The run ends: open prompts are dropped for `run_ended`. Returns the final counts."""
+        """The run ends: drop all open prompts with the reason `run_ended`. Returns the final counts."""
         with self._threads.lock:
             self._flow.ledger.close()
             return self._flow.ledger.counts()
@@ -285,9 +286,9 @@ class RolloutController:
     # --- the state between two steps ----------------------------------------------------------------------------------
 
     def save(self, rollout_id: int, path: str | None = None) -> None:
-        """Write where the dataset stands, the ledger, and the groups that are finished and not trained on: whole or not at all.
+        """Write the dataset position, the ledger, and the groups that are finished and not trained on: whole or not at all.
 
-        By default under the directory of the checkpoints, one file for each `rollout_id`.
+        The default path is under the directory of the checkpoints, with one file for each `rollout_id`.
         """
         with self._threads.lock:
             self._threads.raise_error()
@@ -302,7 +303,7 @@ class RolloutController:
         write_state(_state_path(self._args, rollout_id, path), state, finished)
 
     def load(self, rollout_id: int, path: str | None = None) -> None:
-        """Before `start`: go on from what `save` wrote. Finished groups are used, other prompts without a fate issued again.
+        """Before `start`: restore what `save` wrote. Finished groups are used; other prompts without a fate are issued again.
 
         Raises `ValueError` if there is no such state.
         """
@@ -330,12 +331,12 @@ class RolloutController:
     def generate(self, rollout_id: int, engines: "Sequence[ray.ObjectRef]" = ()) -> Box:
         """The whole batch of training step `rollout_id + 1`, once it is complete.
 
-        The call says that `rollout_id` steps are trained and that the engines have, or are just being sent, their weights. Those
-        of `engines` are done only when an engine has ended.
+        The call means that `rollout_id` steps are trained, and that the engines have their weights or are being sent them now.
+        A reference in `engines` is ready only when its engine has ended.
 
         Raises:
-            ValueError: with `streaming` a step comes in several batches.
-            TimeoutError: after `progress_timeout_s`; says who is waited for.
+            ValueError: with `streaming`, because a step then has several batches.
+            TimeoutError: after `progress_timeout_s`; says what the controller waits for.
         """
         if self._args.streaming:
             raise ValueError(
@@ -356,7 +357,7 @@ class RolloutController:
         return Box(ray.put(items[0]))
 
     def _begin(self, version: int) -> None:
-        with self._threads.lock:  # two calls may come at once
+        with self._threads.lock:  # two calls may run at once
             if not self._threads.has_started:
                 self.start(version)
 
@@ -365,14 +366,14 @@ class RolloutController:
     def take_back_prompts(self) -> int:
         """First half of taking inventory: stop issuing and empty the prompt queue, so that the engines have every open prompt.
 
-        Returns how many prompts were taken back; `recover_lost` lets them go again.
+        Returns how many prompts were taken back; after `recover_lost` they are issued again.
         """
         return self._feeder.take_back()
 
     def recover_lost(self, held: list[str]) -> int:
-        """Issue the prompts again that were lost with an engine; how many. `held` are the ids of prompts inside living engines.
+        """Issue lost prompts again; returns how many. `held` are the ids of the prompts inside living engines.
 
-        lost = issued - in the prompt queue (taken back) - held - arrived, read or not. The results queue is waited for.
+        lost = issued - in the prompt queue (taken back) - held - arrived, read or not. Waits until the results queue is empty.
         """
         deadline = time.monotonic() + self._args.batch_timeout
         while not self.inference_results_Q.empty() and time.monotonic() < deadline:
@@ -389,7 +390,7 @@ def _verifier_pool(args: GRPOConfig, train: PromptDataset, held_out: PromptDatas
     """The verifiers of the datasets, in processes of their own."""
     import_verifiers(
         args.verifier_modules, args.verifier_config
-    )  # their weights, and those that score outside the jail
+    )  # for the verifiers' weights, and for the verifiers that score outside the jail
     datasets = {*train.dataset_names, *(held_out.dataset_names if held_out is not None else ())}
     names = {name for dataset in datasets for name in names_of_verifiers(dataset)}
     return VerifierPool(
@@ -430,4 +431,4 @@ def _raise_if_ended(engines: "Sequence[ray.ObjectRef]") -> None:
 
 
 Rollouter = RolloutController
-"""What the documents of the fully async policy call it; `rollout.cls` names subclasses of it."""
+"""The controller's name in the documents of the fully async policy; `rollout.cls` names subclasses of it."""

@@ -16,10 +16,10 @@ from ray.util.queue import Empty, Queue
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult
-from open_instruct.rollouts.evaluation_state import Evaluations
 from open_instruct.rollouts.failure_log import GenerationFailures, NothingAnswered
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup
+from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.rollouts.teacher_scoring import TeacherScoring
 from open_instruct.rollouts.unscored_share import TooFewScored, UnscoredShare
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 DROPS_IN_A_ROW = 16
-"""So many prompts in a row may be dropped, or those of two steps where that is more. One more ends the run."""
+"""At most this many prompts in a row may be dropped, or the prompts of two steps if that is more. One more ends the run."""
 GATHER_S = 0.1
-"""Longest wait of a scored group for others that are being scored."""
+"""Longest time that a scored group waits for groups that are still being scored."""
 
 
 class DataPreparation:
-    """Every result that is waited for is scored once. Scored groups of training go into the queue `scored`."""
+    """Has every expected result scored once, and puts the scored training groups into the queue `scored`."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class DataPreparation:
         self._results_queue = results_queue
         self.scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
         self.being_scored: dict[str, GenerationResult] = {}
-        """Results of training prompts, from their arrival until `PromptFlow` has their groups."""
+        """Results of training prompts that have arrived, until `PromptFlow` has their groups."""
         self.unread: set[str] = set()
-        """Prompt ids of the results that left the results queue and have not arrived here yet, a bundle at most."""
+        """Prompt ids of the results that have left the results queue and were not taken yet; one bundle at most."""
         self._teacher = None
         if teachers:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
@@ -73,12 +73,12 @@ class DataPreparation:
 
     @property
     def threads(self) -> list[Callable[[], None]]:
-        """What runs in the background while the run lasts."""
+        """The functions of the background threads."""
         of_teacher = [] if self._teacher is None else [self._teacher.teaching_thread]
         return [self.data_preparation_thread, *of_teacher]
 
     def data_preparation_thread(self) -> None:
-        """A thread. It takes results from the results queue until the run ends."""
+        """The thread. It takes results from the results queue until the run ends."""
         while not self._threads.stopping.is_set():
             try:
                 results = self._results_queue.get(timeout=POLL_S)
@@ -92,11 +92,11 @@ class DataPreparation:
                     self.unread.discard(result.prompt_id)
 
     def next_scored(self) -> list[ScoredGroup]:
-        """The groups of training that are scored, as soon as there is one; none if none comes for `POLL_S`.
+        """Scored training groups, as soon as there is at least one; empty if none arrives within `POLL_S`.
 
-        Waits a moment for groups that are still being scored, because packing one group would take the interpreter from the
-        threads that score the others. With `--streaming` groups come one by one and at once, because learners may begin with the
-        first.
+        Waits up to `GATHER_S` for groups that are still being scored, because packing one group would take the interpreter from
+        the threads that score the others. With `--streaming` each group is returned at once, because learners may begin with the
+        first group.
         """
         try:
             groups = [self.scored.get(timeout=POLL_S)]
@@ -112,7 +112,7 @@ class DataPreparation:
         return groups
 
     def take(self, result: GenerationResult) -> None:
-        """Have a result scored, unless nobody waits for it."""
+        """Have a result scored, unless the result is not expected (any more)."""
         with self._threads.lock:
             if result.is_eval and self._evaluations.measured_by(result) is None:
                 return
@@ -138,7 +138,7 @@ class DataPreparation:
         is_tried_again = None
         if (evaluation := self._evaluations.measured_by(result)) is not None:
             is_tried_again = evaluation.fail(self.scoring.all_wrong(result, self._args.eval_sampling.n))
-        elif self._flow.waits_for(result.prompt_id, self.being_scored):  # else another copy of it came
+        elif self._flow.waits_for(result.prompt_id, self.being_scored):  # else another copy of the result came
             is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
             if not is_tried_again:
                 self._workflow.dropped(result.prompt_id)
@@ -149,8 +149,8 @@ class DataPreparation:
         self._threads.lock.notify_all()
 
     def _scored(self, result: GenerationResult, futures: "list[Future[list[Scored]]]", score_s: float) -> None:
-        """Called by the verifiers' threads. Results of an evaluation are taken in here, because `packing_thread` may be waiting
-        for room in the message queue while the driver waits for the evaluation."""
+        """Called by the verifiers' threads. Evaluation results are added to their evaluation in this call, because
+        `packing_thread` may be waiting for room in the message queue while the driver waits for the evaluation."""
         if self._threads.stopping.is_set():
             return
         try:
@@ -166,13 +166,13 @@ class DataPreparation:
                 self.scored.put(group)
         except TooFewScored as error:
             self._threads.fail(error)
-        except Exception as error:  # nobody looks at what a callback raises
+        except Exception as error:  # an exception of a callback would be lost
             failure = RuntimeError(f"verification of {result.prompt_id} failed: {error!r}")
             failure.__cause__ = error
             self._threads.fail(failure)
 
     def ask_teacher(self, group: ScoredGroup) -> bool:
-        """Have the teacher look at a group of training, which then goes into `scored`. False without a teacher."""
+        """Have the teacher score a training group, which then goes into `scored`. False if there is no teacher."""
         if self._teacher is None:
             return False
         with self._threads.lock:
@@ -192,8 +192,8 @@ class DataPreparation:
                 self._threads.lock.notify_all()
 
     def _leave_out(self, result: GenerationResult, group: UnscoredGroup) -> None:
-        """Too few responses of this group were scored. So a training prompt is issued again, and an evaluation goes without the
-        prompt."""
+        """Too few responses of this group were scored. A training prompt is therefore issued again, and an evaluation leaves the
+        prompt out."""
         failed = replace(result, error=group.cause)
         with self._threads.lock:
             if not result.is_eval:

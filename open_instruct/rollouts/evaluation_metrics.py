@@ -10,16 +10,16 @@ from open_instruct.rollouts.batch_metrics import response_metrics, scoring_metri
 from open_instruct.scored_groups import ScoredGroup
 
 SOLVED = 1.0 - 1e-6
-"""Scores from here on count as 1."""
+"""A score of at least this counts as 1."""
 
 
 def pass_at_k_metrics(correct: Sequence[np.ndarray]) -> dict[str, float]:
-    """`eval/pass_at_1`, the share of right responses. With n responses to a prompt also `eval/pass_at_<n>`, the share of prompts
-    with a right one among them, and for k = 1, 2, 4, … `eval/pass_at_<k>_unbiased`: 1 - C(n - c, k) / C(n, k) for c right
+    """`eval/pass_at_1` is the share of right responses. With n responses to a prompt, `eval/pass_at_<n>` is the share of prompts
+    with at least one right response, and for k = 1, 2, 4, … `eval/pass_at_<k>_unbiased` is 1 - C(n - c, k) / C(n, k) for c right
     responses of n (Chen et al., arXiv:2107.03374, eq. 1), averaged over prompts.
 
     Args:
-        correct: for each prompt (n,) bool. A prompt with fewer responses than k counts with those that it has.
+        correct: for each prompt (n,) bool. A prompt with n < k responses counts with k = n.
     """
     metrics = {"eval/pass_at_1": float(np.mean([one.mean() for one in correct]))}
     most = max(map(len, correct))
@@ -38,7 +38,7 @@ def _pass_at(k: int, n: int, c: int) -> float:
 
 
 def is_right(group: ScoredGroup) -> np.ndarray:
-    """(G,) bool: the verifier's score, or what the environment gave, is 1 or more."""
+    """(G,) bool: the verifier's score or the environment's reward is at least 1 (up to rounding)."""
     right = group.scores >= SOLVED
     return right | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else right
 
@@ -46,11 +46,11 @@ def is_right(group: ScoredGroup) -> np.ndarray:
 def evaluation_metrics(
     groups: Sequence[ScoredGroup], *, verification_reward: float, rollouts: Sequence[ScoredGroup] | None = None
 ) -> dict[str, Any]:
-    """`eval/*` over all prompts of one evaluation; `eval/scores` is the mean reward, `eval/pass_at_1` the share right.
+    """`eval/*` over all prompts of one evaluation. `eval/scores` is the mean reward, `eval/pass_at_1` the share of right answers.
 
     Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
-    evaluations would be of different prompts, and one with a shorter time limit would look better. Where `groups` are the last
-    turns, `rollouts` have all of them: the speed is that of their tokens, and the cost that of scoring them.
+    evaluations would cover different prompts, and the evaluation with the shorter time limit would look better. Where `groups`
+    are only the last turns, `rollouts` are all turns; speed and scoring cost are computed from `rollouts`.
     """
     rollouts = groups if rollouts is None else rollouts
     metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(rollouts)

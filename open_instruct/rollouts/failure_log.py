@@ -1,4 +1,4 @@
-"""Groups that engines gave up, or verifiers: how many, why, and a line in the log now and then. Pure."""
+"""Counts the groups that engines or verifiers gave up, with the causes, and logs them now and then. Pure."""
 
 import logging
 import time
@@ -10,14 +10,14 @@ from open_instruct.data_types import GenerationResult
 logger = logging.getLogger(__name__)
 
 TIMEOUT = "generation_timeout"
-"""Stands in the cause of a group that took longer than `--generation_timeout`."""
+"""Part of the cause of a group that took longer than `--generation_timeout`."""
 NOT_SCORED = "not scored"
-"""Begins the cause of a group of which a verifier did not score every response."""
+"""Start of the cause of a group in which a verifier did not score every response."""
 LOG_INTERVAL_S = 60.0
 
 
 class NothingAnswered(RuntimeError):
-    """So many prompts in a row were dropped that the next ones would be, too. The text says why they were."""
+    """So many prompts in a row were dropped that the next prompts would be dropped, too. The text says why."""
 
 
 class GenerationFailures:
@@ -34,15 +34,15 @@ class GenerationFailures:
         self._num_in_a_row = 0
         self._counts: Counter[str] = Counter()
         self._untold: Counter[str] = Counter()
-        """By kind of cause, since the last line in the log."""
+        """Number of groups by kind of cause, since the last line in the log."""
         self._told_at = -LOG_INTERVAL_S
 
     def record(self, result: GenerationResult, *, is_tried_again: bool | None) -> None:
-        """A group was given up; the log names one of them and counts the others, once in `LOG_INTERVAL_S`.
+        """A group was given up. Once in `LOG_INTERVAL_S` the log names one such group and counts the others.
 
-        `is_tried_again` is None where nobody waits for the group any more, because another copy of it came.
+        `is_tried_again` is None if the group is not needed any more, because another copy of it came.
 
-        Raises `NothingAnswered`. Groups that were not scored do not count for that; see `unscored_share.py`.
+        Raises `NothingAnswered`, for which unscored groups do not count; see `unscored_share.py`.
         """
         self._counts["unscored_groups" if result.error.startswith(NOT_SCORED) else "generation_errors"] += 1
         if not result.is_eval and TIMEOUT in result.error:
@@ -60,7 +60,7 @@ class GenerationFailures:
                 )
 
     def answered(self) -> None:
-        """A group of training came with responses."""
+        """A training group arrived with responses."""
         self._num_in_a_row = 0
 
     def _tell(self, last: GenerationResult, *, is_tried_again: bool | None) -> None:
@@ -79,10 +79,10 @@ class GenerationFailures:
         self._told_at = self._clock()
 
     def counts(self) -> dict[str, int]:
-        """`generation_errors`: groups that came back without responses, of training and of evaluations. `generation_timeouts`:
-        those of training that took longer than `--generation_timeout`. `dropped_timeouts`: training prompts that were dropped
-        because their last attempt did; answers to these prompts are long, so that training misses long answers.
-        `unscored_groups`: groups of training of which too few responses were scored, and of evaluations of which one was not.
+        """`generation_errors`: groups of training and evaluation that came back without responses. `generation_timeouts`:
+        training groups that took longer than `--generation_timeout`. `dropped_timeouts`: training prompts that were dropped
+        because their last attempt timed out; answers to such prompts are long, so training misses long answers.
+        `unscored_groups`: training groups with too few scored responses, and evaluation groups with an unscored response.
         """
         names = ("generation_errors", "generation_timeouts", "dropped_timeouts", "unscored_groups")
         return {name: self._counts[name] for name in names}

@@ -1,14 +1,14 @@
-"""The belt between the rollout side and the learners: a bounded queue of messages that know the version of their samples.
+"""The queue between the rollout side and the learners: bounded, with messages that know the version of their samples.
 
     producers ── put ──► MessageQueue (a Ray actor around a SampleBuffer) ──► get ── consumers
-                 wait while the queue is full                                 wait until enough messages are there
+                 wait while the queue is full                                 wait until it has enough messages
 
 Nothing is evicted: a full queue makes its producers wait. The controller keeps the staleness bound before it puts a message; the
 queue checks the bound again when a message is taken, so that no sample that is too old is ever trained on.
 
-Arrays of up to 200 KB travel inside their message, as bytes. Larger payloads do not pass through the actor: the producer stores
-a payload once in Ray's object store, a small message goes through the queue, and the consumer reads the payload where it lies. (A
-stored payload dies with the producer that stored it.)
+Arrays of up to 200 KB are sent inside their message, as bytes. A larger payload does not pass through the actor: the producer
+stores the payload once in Ray's object store, a small message with a reference goes through the queue, and the consumer reads the
+payload from the object store. (A stored payload is lost when its producer dies.)
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.rollouts.packed_arrays import Packed, num_array_bytes, pack, unpack, without_tensors
 
 SMALL_BYTES = 50_000
-"""Batches below this travel inside the message: cheaper than an object of their own."""
+"""Payloads below this size are sent inside the message, which is cheaper than an object of their own."""
 HALF_BYTES = 100_000
-"""An argument or a result of up to 100 KiB goes from process to process without Ray's object store, in half the time. So the
-arrays of a payload go as two."""
+"""Ray sends an argument or a result of up to 100 KiB from process to process without its object store, in half the time. So the
+arrays of a payload are sent as two arguments or results."""
 REPLY_S = 30.0
-"""Beyond a caller's own timeout, how long the queue actor may take to answer."""
+"""How long the queue actor may take to answer, in addition to a caller's own timeout."""
 NUM_REMEMBERED = 1000
-"""Ids of the last messages. A message that is put again is recognised by its id."""
+"""Number of message ids that are remembered. A message that is put again is recognised by its id."""
 
 
 @dataclass(frozen=True)
 class QueueItem:
-    """One message, with what the queue has to know about the message."""
+    """One message, with the facts that the queue needs about it."""
 
     payload: Any
     version: int
@@ -48,8 +48,8 @@ class QueueItem:
     num_samples: int
     num_bytes: int
     message_id: str = ""
-    """Two puts of the same message (the second because no answer came to the first) have the same id, and the queue takes the
-    message once. An empty id is never the same as another."""
+    """Two puts of the same message (the second because the first got no answer) have the same id, and the queue takes the
+    message once. Messages with an empty id are always different messages."""
 
 
 class QueueFull(TimeoutError):
@@ -65,8 +65,8 @@ class SampleBuffer:
 
     Args:
         max_queue_size: room, in samples.
-        max_staleness: no message may be taken whose version lies more than this behind `set_version`. With 2, a message of
-            version 5 may be taken while the version is 5, 6 or 7. None: any.
+        max_staleness: a message may be taken only while its version is at most this far behind `set_version`. With 2, a message
+            of version 5 may be taken while the version is 5, 6 or 7. None: always.
     """
 
     def __init__(self, max_queue_size: int, *, max_staleness: int | None = None) -> None:
@@ -79,15 +79,15 @@ class SampleBuffer:
         self._num_bytes = self._max_bytes = 0
         self._total_produced = self._total_consumed = self._num_dropped = 0
         self._message_ids: OrderedDict[str, None] = OrderedDict()
-        """Of the last messages that were taken, wherever they are now."""
+        """Ids of the last messages that the queue took, whether or not they have left it since."""
 
     def try_put(self, item: QueueItem) -> bool:
         """Take a message if there is room for it. Returns whether the message was taken.
 
-        A message that was taken before, by its `message_id`, counts as taken and is not put a second time.
+        A message whose `message_id` was taken before counts as taken and is not put a second time.
 
         Raises:
-            ValueError: a message that is larger than the whole queue.
+            ValueError: the message is larger than the whole queue.
         """
         with self._lock:
             if item.message_id in self._message_ids:
@@ -107,10 +107,10 @@ class SampleBuffer:
             return True
 
     def try_get(self, min_batch_count: int = 1, max_batch_count: int | None = None) -> list[QueueItem] | None:
-        """The oldest messages, `max_batch_count` at most; None while they are fewer than `min_batch_count`.
+        """The oldest messages, at most `max_batch_count`; None while the buffer has fewer than `min_batch_count`.
 
         Raises:
-            StaleMessage: one of them is older than `max_staleness` allows. None is taken.
+            StaleMessage: one of them is older than `max_staleness` allows. In that case no message is taken.
         """
         with self._lock:
             if len(self._items) < min_batch_count:
@@ -130,8 +130,8 @@ class SampleBuffer:
             self.version = version
 
     def statistics(self) -> dict[str, int]:
-        """Samples: `total_produced` = `total_consumed` + `queue_size`; `dropped_samples` are those of messages that were put a
-        second time. Bytes held now and at most: `memory_bytes`, `max_memory_bytes`."""
+        """Samples: `total_produced` = `total_consumed` + `queue_size`; `dropped_samples` counts the samples of messages that were
+        put a second time. Bytes: `memory_bytes` are held now, `max_memory_bytes` is the maximum so far."""
         with self._lock:
             return {
                 "queue_size": self._num_samples,
@@ -163,7 +163,7 @@ class SampleBuffer:
 
 
 def default_queue_size(args: GRPOConfig) -> int:
-    """Room for every sample that the staleness bound lets wait: one batch for each step ahead, and the one being trained."""
+    """Room for every sample that the staleness bound lets wait: one batch for each step ahead, and the batch being trained."""
     if args.max_queue_size is not None:
         return args.max_queue_size
     return (args.staleness_bound + 1) * args.num_unique_prompts_rollout * args.lengths.samples
@@ -180,7 +180,7 @@ class Stored:
 
 
 def load(items: Sequence[QueueItem]) -> list[Any]:
-    """The payloads of `items`; each stored object is fetched once, without a copy: arrays come out read-only."""
+    """The payloads of `items`. Each stored object is fetched once and without a copy, so its arrays are read-only."""
     refs = list(dict.fromkeys(item.payload.ref for item in items if isinstance(item.payload, Stored)))
     objects = dict(zip(refs, ray.get(refs, timeout=REPLY_S), strict=True)) if refs else {}
     return [_loaded(objects, item.payload) for item in items]
@@ -193,7 +193,8 @@ def _loaded(objects: dict[Any, Any], payload: Any) -> Any:
 
 
 def _set_halves_apart(items: list[QueueItem]) -> tuple[list[QueueItem], list[bytes], list[bytes]]:
-    """The items without the bytes of their packed payloads, and these: two results, each small enough to travel at once."""
+    """The items without the bytes of their packed payloads, then the first halves and the second halves of these bytes. As two
+    results, the halves are each small enough to be sent without the object store."""
     packed = [item.payload.halves for item in items if isinstance(item.payload, Packed)]
     if not packed:
         return items, [], []
@@ -254,7 +255,7 @@ class _QueueActor:
         return items
 
     async def _change(self, timeout: float) -> None:
-        """Wait until somebody has changed the buffer, or `timeout` seconds."""
+        """Wait until another call has changed the buffer, or for `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
 
@@ -262,7 +263,7 @@ class _QueueActor:
     async def get_apart(
         self, min_batch_count: int, max_batch_count: int | None, timeout: float
     ) -> tuple[list | None, list, list]:
-        """`get`, with the two halves of packed payloads as results of their own."""
+        """Like `get`, but with the two halves of packed payloads as separate results."""
         items = await self.get(min_batch_count, max_batch_count, timeout)
         return (None, [], []) if items is None else _set_halves_apart(items)
 
@@ -276,9 +277,9 @@ class _QueueActor:
 
 
 class MessageQueue:
-    """A handle on the queue; may be given to any actor or task.
+    """A handle on the queue, which may be passed to any actor or task.
 
-    Every call has a deadline: its own `timeout` in seconds and a little more for the answer.
+    Every call has a deadline: its own `timeout` in seconds, plus `REPLY_S` for the answer.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -309,8 +310,8 @@ class MessageQueue:
         """Put one message; waits while the queue is full. With a `message_id` the same message may be put again after any error.
 
         Args:
-            referenced_bytes: of the data that lies in Ray's object store because the payload holds references to it. They count
-                in `memory_bytes` like the payload's own arrays.
+            referenced_bytes: size of the data in Ray's object store that the payload refers to. It counts in `memory_bytes` like
+                the payload's own arrays.
 
         Raises:
             QueueFull: there was no room in time; nothing was put.
@@ -337,28 +338,28 @@ class MessageQueue:
     def get(
         self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None
     ) -> list | None:
-        """The payloads that are there, oldest first: at least `min_batch_count`, or None when there are not so many in time."""
+        """The payloads in the queue, oldest first: at least `min_batch_count`, or None if there are not so many in time."""
         refs = self.actor.get_apart.remote(min_batch_count, max_batch_count, timeout)
         items, first, second = ray.get(refs, timeout=timeout + REPLY_S)
         return None if items is None else load(_put_halves_back(items, first, second))
 
     def get_ref(self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None) -> Any:
-        """`get` for a caller that waits for several things at once: a reference to the items or None. `load` gives their
-        payloads."""
+        """Like `get`, for a caller that waits for several things at once: a reference to the items or None. `load` returns the
+        payloads of the items."""
         return self.actor.get.remote(min_batch_count, max_batch_count, timeout)
 
     def set_version(self, version: int) -> None:
         ray.get(self.actor.set_version.remote(version), timeout=REPLY_S)
 
     def get_statistics(self) -> dict[str, float]:
-        """See `SampleBuffer.statistics`; and how often and long producers waited for room."""
+        """`SampleBuffer.statistics`, and how often and how long producers waited for room."""
         return ray.get(self.get_statistics_ref(), timeout=REPLY_S)
 
     def get_statistics_ref(self) -> Any:
         return self.actor.statistics.remote()
 
     def qsize(self) -> int:
-        """Samples in the queue."""
+        """Number of samples in the queue."""
         return int(self.get_statistics()["queue_size"])
 
     def shutdown(self) -> None:

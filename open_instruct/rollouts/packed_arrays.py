@@ -1,6 +1,6 @@
-"""A payload's arrays, taken out and put back: they travel between processes as bytes, without being pickled. Pure.
+"""Takes the arrays out of a payload and puts them back, to send them between processes as bytes, without pickling them. Pure.
 
-A payload is made of dicts, lists and tuples. Its bytes go as two halves, because Ray sends an argument or a result of up to
+A payload is made of dicts, lists and tuples. Its bytes are sent as two halves, because Ray sends an argument or a result of up to
 100 KiB from process to process without its object store, in half the time.
 """
 
@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 16
-"""Of arrays within their half."""
+"""Each array begins at a multiple of this many bytes within its half."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A payload, with the bytes of its arrays kept beside the payload."""
+    """A payload, with the bytes of its arrays kept apart."""
 
     skeleton: Any
     """The payload with a `_Slot` in place of each array."""
     halves: tuple[bytes, ...]
-    """Two; none while they travel as arguments and results of their own."""
+    """Two halves; empty while they are sent as separate arguments or results."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def pack(payload: Any) -> Packed:
 
 
 def unpack(skeleton: Any, halves: Sequence[bytes]) -> Any:
-    """The payload that `pack` got. No array is copied: they are read-only."""
+    """The payload that `pack` was given. No array is copied, so the arrays are read-only."""
 
     def array(leaf: Any) -> Any:
         if not isinstance(leaf, _Slot):
@@ -65,7 +65,7 @@ def unpack(skeleton: Any, halves: Sequence[bytes]) -> Any:
 
 
 def without_tensors(payload: Any) -> Any:
-    """The payload with a numpy array in place of each torch tensor; they share memory, and travel without being pickled."""
+    """The payload with a NumPy array in place of each torch tensor. Array and tensor share memory; an array is not pickled."""
 
     def array(leaf: Any) -> Any:
         is_tensor = type(leaf).__module__.partition(".")[0] == "torch" and hasattr(leaf, "numpy")

@@ -39,7 +39,7 @@ def _dummy(pad_token_id: int) -> CollatedBatchData:
 
 
 def _bucket_by_length(lengths: Sequence[int], budget: int) -> list[Bin]:
-    """Bins of samples of similar length, whose padded area is at most `budget`; a longer sample stands alone."""
+    """Bins of samples of similar length, with a padded area of at most `budget`; a longer sample gets a bin of its own."""
     bins: list[Bin] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if bins and (len(bins[-1]) + 1) * lengths[bins[-1][0]] <= budget:
@@ -50,10 +50,10 @@ def _bucket_by_length(lengths: Sequence[int], budget: int) -> list[Bin]:
 
 
 def _best_fit_decreasing(lengths: Sequence[int], budget: int) -> list[Bin]:
-    """Bins of at most `budget` tokens, few and full; a longer sample stands alone.
+    """Bins of at most `budget` tokens, few and full; a longer sample gets a bin of its own.
 
-    The longest sample first, each into the fullest bin that can still take it: never much more than 11/9 of the fewest
-    bins possible (Johnson et al., 1974).
+    Samples are placed from longest to shortest, each into the fullest bin that still has room. The number of bins is never
+    much more than 11/9 of the minimum (Johnson et al., 1974).
     """
     bins: list[Bin] = []
     room: list[tuple[int, int]] = []  # (tokens left, bin), sorted
@@ -89,10 +89,10 @@ _LAYOUTS: dict[Layout, _LayoutOps] = {
 
 
 def _partition_for_ranks(lengths: Sequence[int], budget: int, *, num_ranks: int, ops: _LayoutOps) -> list[Bin]:
-    """Bins within `budget`, evenly loaded, in a number that the ranks can share (while there are samples enough).
+    """Evenly loaded bins within `budget`; their number is a multiple of `num_ranks` if there are enough samples.
 
-    Each rank runs as many micro-batches as the rank with most of them, so bins up to the next multiple of `num_ranks` cost
-    nothing: the budget is lowered as far as that number allows, which evens the bins out.
+    Each rank runs as many micro-batches as the rank with the most of them, so bins up to the next multiple of `num_ranks` cost
+    nothing. The budget is therefore lowered as far as that number of bins allows, which evens out their loads.
     """
     bins = ops.partition(lengths, budget)
     num_bins = min(-(-len(bins) // num_ranks) * num_ranks, len(lengths))
@@ -116,9 +116,10 @@ def _partition_for_ranks(lengths: Sequence[int], budget: int, *, num_ranks: int,
 
 
 def _assign_to_ranks(costs: Sequence[int], num_ranks: int) -> list[Bin]:
-    """Shares of at most `ceil(len(costs) / num_ranks)` items: the costliest first, each to the rank with least to do.
+    """Shares of at most `ceil(len(costs) / num_ranks)` items. Items are dealt from costliest to cheapest, each to the rank with
+    the lowest total cost.
 
-    Within a share the costs fall, so ranks that wait for each other after every micro-batch wait little.
+    Costs fall within each share, so ranks that wait for each other after every micro-batch wait little.
     """
     share_size = -(-len(costs) // num_ranks)
     shares: list[Bin] = [[] for _ in range(num_ranks)]
@@ -143,7 +144,7 @@ def _share_mini_batch(
 ) -> list[MiniBatch]:
     """One `MiniBatch` per rank."""
     rows = share_prompts(samples, pairs_per_token=pairs_per_token, most_tokens=most_tokens, has_mask=has_mask)
-    if len(rows) < num_ranks:  # rather compute a prompt twice than let a rank wait
+    if len(rows) < num_ranks:  # computing a prompt twice is better than letting a rank wait
         rows = share_prompts(samples, pairs_per_token=None, most_tokens=most_tokens)
     lengths = [len(row) for row in rows]
     bins = _partition_for_ranks(lengths, budget, num_ranks=num_ranks, ops=ops)
@@ -178,16 +179,17 @@ def prepare_collated_data_for_workers(
     Args:
         samples: split in the given order into mini-batches whose sizes differ by one at most.
         dp_world_size: number of ranks.
-        pack_length: `rows * pack_length` token positions, padding included, are the most that one micro-batch holds. A
-            single sample longer than that gets a micro-batch of its own.
+        pack_length: one micro-batch holds at most `rows * pack_length` token positions, padding included. A single sample
+            longer than that gets a micro-batch of its own.
         rows: `--per_device_train_batch_size`.
         layout: `"padded"`: rows of similar length, padded on the right; `"packed"`: one row without padding, for flash attention.
         num_mini_batches: optimizer steps in this training step; fewer when there are fewer samples.
         pairs_per_token: as in `share_prompts`; None shares no prompt.
 
     Returns:
-        For each rank its mini-batches, at least one. All ranks have the same number of mini-batches and, in each, of
-        micro-batches (rows without a trained token fill up). Without samples `num_global_tokens` is 0.
+        For each rank its mini-batches, at least one. All ranks have the same number of mini-batches, and each mini-batch has the
+        same number of micro-batches on all ranks (filled up with rows without a trained token). Without samples
+        `num_global_tokens` is 0.
     """
     num_mini_batches = max(1, min(num_mini_batches, len(samples)))
     edges = [len(samples) * i // num_mini_batches for i in range(num_mini_batches + 1)]

@@ -1,4 +1,4 @@
-"""Issues prompts: a thread that puts into the prompt queue what may be generated now.
+"""Issues prompts: a thread puts the prompts that may be generated now into the prompt queue.
 
 evaluation under way ─┐
 taken back ───────────┼─► one bundle ─► param_prompt_Q ─► engines
@@ -14,27 +14,27 @@ from ray.util.queue import Empty, Full, Queue
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import PromptRequest
-from open_instruct.rollouts.evaluation_state import Evaluations
 from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
 TAKING_INVENTORY = "taking inventory"
-"""Reason of a pause in which no prompt is issued, not even one of an evaluation."""
+"""Reason of a pause in which no prompt is issued, not even an evaluation prompt."""
 
 
 def bundles_per_step(args: GRPOConfig) -> int:
     """The number of items of the prompt queue that hold an engine's share of a step; an item holds at least one group.
 
-    Two, so that an engine that is ahead of the others can take more than its share. Where engines and learners take turns it is
-    one, so that the first step of the engine has all prompts: until they come, the engine has nothing to do.
+    The number is 2, so that an engine that is ahead of the others can take more than its share. If engines and learners take
+    turns, it is 1, so that the engine's first step has all its prompts. The engine is idle until they arrive in any case.
     """
     return 1 if args.takes_turns else 2
 
 
 class PromptFeeder:
-    """Puts prompts into `prompt_queue`: those of an evaluation first, then those that were taken back from the queue, then what
-    `flow` admits.
+    """Puts prompts into `prompt_queue`: evaluation prompts first, then prompts that were taken back from the queue, then prompts
+    that `flow` admits.
 
     `change` may change a bundle before it goes into the queue.
     """
@@ -58,16 +58,16 @@ class PromptFeeder:
         self._interval_s = args.batch_generation_interval
         self._bundle_samples = args.num_samples_per_step // (bundles_per_step(args) * args.vllm_num_engines)
         self._taken_back: deque[PromptRequest] = deque()
-        """Prompts that were taken back from the prompt queue while inventory was taken."""
+        """Prompts that `take_back` removed from the prompt queue and that are not issued again yet."""
         self._is_putting = threading.Event()
         """Set while a bundle is on its way into the prompt queue."""
         self.pauses: set[str] = set()
-        """Why no training prompt is issued now."""
+        """Reasons why no training prompt is issued now; empty while prompts are issued."""
         self.pause_count = 0
         self.resume_count = 0
 
     def feed_prompts(self) -> None:
-        """The thread. It waits until there is a prompt to issue and the queue has room; a notice of the lock wakes it."""
+        """The thread. It waits until a prompt may be issued and the queue has room; a notification of the lock wakes it."""
         threads = self._threads
         while not threads.stopping.is_set():
             with threads.lock:
@@ -78,14 +78,14 @@ class PromptFeeder:
                 self._is_putting.set()
             try:
                 self._put(self._change(bundle))
-            finally:  # `_change` may be a user's, and fail
+            finally:  # `_change` may be user code, which may raise
                 self._is_putting.clear()
             if self._interval_s:
                 threads.stopping.wait(self._interval_s)
 
     def _next_bundle(self) -> list[PromptRequest]:
-        """The prompts that may be issued now, for up to `_bundle_samples` responses. Several travel in one call of the queue,
-        because a call costs as much as sampling a few tokens."""
+        """The prompts that may be issued now, for up to `_bundle_samples` responses. One call of the queue carries several
+        prompts, because a call costs as much as sampling a few tokens."""
         bundle: list[PromptRequest] = []
         num_samples = 0
         while (not bundle or num_samples < self._bundle_samples) and (request := self._next_request()) is not None:

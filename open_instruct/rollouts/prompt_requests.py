@@ -1,4 +1,4 @@
-"""What the engines are asked for: a row of a dataset, a prompt id and a seed become a `PromptRequest`. Pure."""
+"""Makes the requests to the engines: a row of a dataset, a prompt id and a seed become a `PromptRequest`. Pure."""
 
 import logging
 from dataclasses import replace
@@ -9,8 +9,8 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.prompt_order import PromptOrder
 from open_instruct.data_types import EVAL, PromptRequest
-from open_instruct.rollouts.evaluation_state import Evaluation
-from open_instruct.rollouts.staleness import IssuedPrompt
+from open_instruct.rollouts.prompt_ledger import IssuedPrompt
+from open_instruct.rollouts.running_evaluation import Evaluation
 from open_instruct.rollouts.step_assembly import pass_rate
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.base import Workflow
@@ -24,7 +24,7 @@ RETRY_STREAM = 2
 
 
 def request_seed(*key: int) -> int:
-    """The seed of one group. vLLM samples its n responses with this seed, the next one, and so on."""
+    """The seed of one group. vLLM samples the group's n responses with this seed, this seed + 1, and so on."""
     return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(2))
 
 
@@ -43,15 +43,15 @@ class PromptRequests:
         """Rows of the training data that are not sampled again (`--no_resampling_pass_rate`)."""
 
     def row_number(self, issue_number: int) -> int:
-        """The row of the training data that the prompt with this issue number asks about."""
+        """The row of the training data that is issued under this issue number."""
         return self._order[issue_number][1]
 
     def is_skipped(self, issue_number: int) -> bool:
-        """Whether the row of an issue number is not sampled again. If that holds for all rows, it holds for none."""
+        """Whether the row of an issue number is skipped because it is solved. Once all rows are solved, none is skipped."""
         return self.row_number(issue_number) in self.solved_rows and len(self.solved_rows) < len(self.train)
 
     def note_solved(self, rollout: ScoredGroup) -> None:
-        """Remember the row of a rollout that was solved at the rate that is enough."""
+        """Remember the row of a rollout whose pass rate reached `--no_resampling_pass_rate`."""
         threshold, row_number = self._args.no_resampling_pass_rate, rollout.result.index
         if threshold is None or row_number in self.solved_rows or pass_rate(rollout, self._args) < threshold:
             return
@@ -66,7 +66,7 @@ class PromptRequests:
     def for_training(self, prompt: IssuedPrompt, version: int) -> PromptRequest:
         """The request for a training prompt, which engines begin with `version` or newer.
 
-        A prompt that was broken off gets another seed, because with the same seed it would take too long again.
+        A prompt that was broken off gets another seed, because the same seed would take too long again.
         """
         number, failures = prompt.issue_number, prompt.num_failures
         first_seed = request_seed(self._args.seed, number)
@@ -80,8 +80,8 @@ class PromptRequests:
         return PromptRequest(row.prompt, config, row_number, prompt.prompt_id, prompt.version, task=task)
 
     def for_evaluation(self, evaluation: Evaluation, row_number: int) -> PromptRequest:
-        """The request for a row of the evaluation data. Its seed is the same at every version, so that two evaluations differ by
-        their weights alone."""
+        """The request for a row of the evaluation data. Its seed is the same at every version, so that two evaluations differ
+        only by their weights."""
         assert self.held_out is not None
         row = self.held_out[row_number]
         seed = request_seed(self._args.seed, row_number, EVAL_STREAM)

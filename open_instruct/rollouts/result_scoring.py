@@ -1,4 +1,4 @@
-"""From the responses to one prompt to a scored group: decode them, have them verified, leave out what no verifier scored."""
+"""Turns the responses to one prompt into a scored group: decode them, have them verified, leave out unscored responses."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ from open_instruct.workflows.base import Workflow
 
 
 class ResultScoring:
-    """Has results scored by `verifiers`. The rows of `requests` say by which verifier, and what is right."""
+    """Has results scored by `verifiers`. The rows of `requests` name the verifiers and the right answers."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class ResultScoring:
         self.verifiers = verifiers
         self._looks_at_form = looks_at_form
         self.rubrics = rubrics
-        """Criteria that are found during the run; None: there are none."""
+        """Criteria that are found during the run; None if the run does not look for any."""
 
     def submit(self, result: GenerationResult, done: "Callable[[list[Future[list[Scored]]], float], None]") -> None:
-        """Have the result verified. `done` is called in a thread of the verifiers, with what each verifier of the row said, and
-        with the seconds that it took."""
+        """Have the result verified. `done` is called in a thread of the verifiers, with the futures of all verifiers of the row
+        and the seconds that verification took."""
         row = self._row(result)
         token_ids, texts = self._answers(result.samples)
         started = time.perf_counter()
@@ -59,8 +59,8 @@ class ResultScoring:
         when_all_are_done(futures, lambda: done(futures, time.perf_counter() - started))
 
     def learn_rubrics(self, training_step: int, groups: Iterable[ScoredGroup]) -> dict[str, float]:
-        """Have new criteria found from the responses that a step trains on, beside training. Returns metrics of what came of
-        earlier steps."""
+        """Have new criteria found from the responses that a step trains on, in parallel with training. Returns metrics of the
+        results for earlier steps."""
         if self.rubrics is None:
             return {}
         compared = []
@@ -73,14 +73,14 @@ class ResultScoring:
         return self.rubrics.take_metrics()
 
     def _answers(self, samples: Iterable[Sample]) -> tuple[list[list[int]], list[str]]:
-        """What verifiers read of the samples that are judged: token ids and texts."""
+        """What the verifiers get for each judged sample: token ids and text."""
         token_ids = [sample.answer_ids.tolist() for sample in samples if sample.is_judged]
-        # of an empty list transformers makes one empty text
+        # transformers decodes an empty list to one empty text
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if token_ids else []
         return token_ids, [self._workflow.answer(text) for text in texts]
 
     def close(self) -> None:
-        """End verifiers and comparisons."""
+        """End the verifiers and the search for criteria."""
         self.verifiers.close()
         if self.rubrics is not None:
             self.rubrics.close()
@@ -88,13 +88,13 @@ class ResultScoring:
     def scored_group(
         self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], score_s: float
     ) -> ScoredGroup | UnscoredGroup:
-        """The rollout with its rewards, without samples that were not scored. Or `UnscoredGroup`, where too few were.
+        """The rollout with its rewards, without unscored samples; an `UnscoredGroup` if too few samples were scored.
 
-        Example: of 4 responses one was not scored, so the group has 3. If 3 were not scored, there is nothing left to compare the
-        fourth with. Of an evaluation every response must be scored.
+        Example: if 1 of 4 responses was not scored, the group has 3. If 3 were not scored, the fourth has no other response to be
+        compared with. In an evaluation every response must be scored.
 
         Args:
-            scored_by: what each verifier of the row said of the judged samples.
+            scored_by: for each verifier of the row, its results for the judged samples.
         """
         names, weights = self._names_and_weights(result)
         scored = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
@@ -118,7 +118,7 @@ class ResultScoring:
         return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost)
 
     def group(self, result: GenerationResult, rewards: np.ndarray, num_failures: int = 0) -> ScoredGroup:
-        """The result with `rewards`, float32 of shape (samples,)."""
+        """A group of the result with `rewards`, float32 of shape (samples,)."""
         dataset = self._dataset_of(result)
         weight = sum(map(verifier_weight, names_of_verifiers(dataset)))
         well_formed = None
@@ -130,19 +130,19 @@ class ResultScoring:
         return ScoredGroup(result, dataset, rewards, num_failures, reward_weight=weight, well_formed=well_formed)
 
     def restored(self, saved: FinishedGroup) -> ScoredGroup:
-        """A scored group of a saved state, as it was."""
+        """A scored group, restored from a saved state."""
         assert saved.scores is not None, saved.result.prompt_id
         kept = {one.name: getattr(saved, one.name) for one in fields(FinishedGroup)}
         return replace(self.group(saved.result, saved.scores), **kept)
 
     def all_wrong(self, result: GenerationResult, num_responses: int) -> ScoredGroup:
-        """A result that an engine gave up, as an evaluation counts it: 0 from each verifier for all of its responses."""
+        """The group of a result that an engine gave up, as an evaluation counts it: each verifier gives each response 0."""
         nothing = np.zeros(num_responses, dtype=np.float32)
         names, weights = self._names_and_weights(result)
         return replace(self.group(result, nothing), parts=_parts(names, weights, [nothing] * len(names)))
 
     def _names_and_weights(self, result: GenerationResult) -> tuple[list[str], list[float]]:
-        """The verifiers of the result's row, and how much each counts."""
+        """The verifiers of the result's row, and their weights."""
         names = names_of_verifiers(self._dataset_of(result))
         return names, [verifier_weight(name) for name in names]
 
@@ -175,14 +175,14 @@ def when_all_are_done(futures: Sequence[Future[Any]], then: Callable[[], None]) 
 
 
 def _parts(names: list[str], weights: list[float], scores: Sequence[np.ndarray]) -> tuple[ScorePart, ...]:
-    """What each of several verifiers said, if it is known. One verifier alone says what the group's scores say."""
+    """The scores of each verifier, if they are known. Empty for a single verifier, whose scores are the group's scores."""
     if len(names) == 1 or not scores:
         return ()
     return tuple(ScorePart(*part) for part in zip(names, weights, scores, strict=True))
 
 
 def _of_conversations(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> list[np.ndarray]:
-    """For each verifier (G,) float32: the score of each sample's conversation, 0 for one that was not scored. Nothing if a
+    """For each verifier (G,) float32: the score of each sample's conversation, 0 if the conversation was not scored. Empty if a
     conversation ends in a sample that no verifier sees."""
     judged = {position: number for number, position in enumerate(p for p, one in enumerate(samples) if one.is_judged)}
     ends = ends_of(samples).tolist()
@@ -192,8 +192,8 @@ def _of_conversations(samples: Sequence[Sample], scored_by: Sequence[Sequence[Sc
 
 
 def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:
-    """Positions of the samples whose reward is known, but for those that have nobody left to be compared with. Samples of one
-    conversation are compared as one."""
+    """Positions of the samples whose reward is known, except samples that have no other sample left to be compared with. The
+    samples of one conversation count as one."""
     known = [position for position, reward in enumerate(rewards) if reward is not None]
     ends = set(ends_of(result.samples).tolist())
     sizes = Counter(result.samples[end].group for end in ends)

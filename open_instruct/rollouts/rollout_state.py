@@ -1,8 +1,8 @@
-"""The rollout side's state on disk: where the dataset stands, the prompts without a fate, and the groups that are finished.
+"""The rollout side's state on disk: the dataset position, the prompts without a fate, and the groups that are finished.
 
-One file, whole or not at all: a JSON header (plain values, and of every finished group all but its arrays) and the arrays of
-all groups end to end, in NumPy's `.npz`. No pickle: reading it runs no code. What a teacher said of a group is left out, because
-the teacher is asked again.
+The state is one NumPy `.npz` file, written whole or not at all. It holds a JSON header (plain values, and every finished group
+without its arrays) and the arrays of all groups end to end. There is no pickle, so reading the file runs no code. A teacher's
+log-probs are left out, because the teacher is asked again.
 """
 
 import json
@@ -22,18 +22,18 @@ FORMAT_VERSION = 2
 FILE = "rollout_state.npz"
 ARRAYS = "prompts", "tokens", "logprobs", "masks", "scores"
 PART_SCORES = "part_scores"
-"""An array that states of earlier versions lack, as their groups lack `score_s`, `cost` and `parts`."""
+"""States of earlier versions lack this array, and their groups lack `score_s`, `cost` and `parts`."""
 
 
 @dataclass(frozen=True)
 class FinishedGroup:
-    """A group that the engines have finished and no training step has used up. Its fields are fields of `ScoredGroup`."""
+    """A group that the engines have finished and that no step has trained on. Its fields are fields of `ScoredGroup`."""
 
     result: GenerationResult
     scores: np.ndarray | None = None  # (G,) float32
-    """None: its verification was under way."""
+    """None if the group was still being verified."""
     num_failures: int = 0
-    """Responses whose verifier failed."""
+    """Number of responses whose verifier failed."""
     num_not_scored: int = 0
     """Number of responses that are not among the samples, because no verifier scored them."""
     score_s: float = 0.0
@@ -42,7 +42,7 @@ class FinishedGroup:
 
 
 def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGroup]) -> None:
-    """Write beside `path`, then rename. `state` holds JSON values."""
+    """Write to a temporary file next to `path`, then rename it. `state` holds JSON values."""
     header = {"format_version": FORMAT_VERSION, "state": state, "groups": [_header(group) for group in finished]}
     samples = [sample for group in finished for sample in group.result.samples]
     prompts = [prompt for group in finished for prompt in _prompts(group.result)]
@@ -68,7 +68,7 @@ def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGr
 
 
 def read_state(path: Path) -> tuple[dict[str, Any], list[FinishedGroup]]:
-    """What `write_state` wrote.
+    """Read what `write_state` wrote.
 
     Raises:
         ValueError: there is no such file, it cannot be read, or it is of another format.
@@ -95,7 +95,7 @@ def _prompts(result: GenerationResult) -> list[np.ndarray]:
 
 
 def _header(group: FinishedGroup) -> dict[str, Any]:
-    """All but the arrays."""
+    """The fields of a group except its arrays."""
     result = group.result
     prompts = {prompt.tobytes(): number for number, prompt in enumerate(_prompts(result))}
     own = {one.name for one in fields(Sample)} - {"prompt_ids", "response_ids", "logprobs", "loss_mask", "teacher"}

@@ -1,4 +1,4 @@
-"""How old a sample may be, which groups a training step takes, and what became of every prompt.
+"""How old a sample may be, when a prompt may be issued, and which groups a training step takes.
 
 Training step `t` (1, 2, …) trains weights of version `t - 1` into version `t`. A sample's age in it is `t - 1` minus the oldest
 version that sampled one of its trained tokens.
@@ -14,24 +14,18 @@ prompts, this one included, fit into the steps `a … v + 1 + T`. Without over-i
 prompt lands in step `v + 1 + T` at the latest, where its age is `v + 1 + T - 1 - v = T`. Example: T = 2, and a prompt is issued
 at version 3. It is trained in step 6 at the latest, which trains version 5: its age is at most 2.
 
-With over-issuing a step takes the prompts that arrive first, so newer prompts can overtake an older one, at most `over_issued`
-times. When such a straggler would pass the bound `M > T`, the straggler policy decides: the step waits for the straggler, or the
+With over-issuing a step takes the prompts that arrive first, so at most `over_issued` newer prompts can overtake an older prompt.
+When such a straggler would pass the bound `M > T`, the straggler policy decides: the step waits for the straggler, or the
 straggler is discarded or truncated once it is too old.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice, takewhile
 from typing import Literal
 
-CONSUMED = "consumed"
-ZERO_STD = "zero_std"
-MASKED = "masked"
-"""No token of the group may be trained on, because all its responses were cut off (`mask_truncated_completions`)."""
-FAILED = "failed"
-RUN_ENDED = "run_ended"
+from open_instruct.rollouts.prompt_ledger import FAILED, IssuedPrompt, PromptLedger
 
 StragglerPolicy = Literal["wait", "drop", "truncate"]
 
@@ -42,146 +36,13 @@ def last_admissible_step(version: int, *, async_steps: int, num_training_steps: 
 
 
 def sample_age(training_step: int, oldest_version: int) -> int:
-    """Versions between the weights being trained in `training_step` and the oldest that sampled one of its tokens."""
+    """Number of versions between the weights trained in `training_step` and the oldest weights that sampled a trained token."""
     return training_step - 1 - oldest_version
 
 
 @dataclass(frozen=True)
-class IssuedPrompt:
-    """An issued prompt whose outcome is not known yet."""
-
-    prompt_id: str
-    issue_number: int
-    """Position in the run's prompt order, 0, 1, …"""
-    version: int
-    """Lower bound on the version of every token of the group: `PromptFlow.version` at the last issue of the prompt, replaced by
-    the version of the oldest token when the group arrives."""
-    newest_version: int = -1
-    """Version of the newest token of the group, from its arrival on."""
-    arrived: bool = False
-    num_failures: int = 0
-    """Times that an engine gave the group up. A prompt that is issued again because its engine died, or because the run was
-    resumed, has not failed."""
-
-
-class PromptLedger:
-    """The account of all prompts. Each prompt gets one fate: consumed, or dropped for a reason. At every moment the number of
-    issued prompts equals consumed + dropped + open.
-
-    A fate is first staged for a training step (`stage`) and becomes final when that step has been trained (`commit`). So a
-    checkpoint between two steps holds no fate that belongs to a step after it. Not thread-safe: the controller's lock guards it.
-    """
-
-    def __init__(self) -> None:
-        self.num_issued = 0
-        self.num_reissued = 0
-        self.num_duplicates = 0
-        self.fates: Counter[str] = Counter()
-        self._open: dict[str, IssuedPrompt] = {}
-        self._staged: dict[int, dict[str, str]] = {}
-
-    def __getitem__(self, prompt_id: str) -> IssuedPrompt:
-        return self._open[prompt_id]
-
-    def open_prompts(self) -> list[IssuedPrompt]:
-        """In the order of their first issue."""
-        return sorted(self._open.values(), key=lambda p: p.issue_number)
-
-    def issue(self, prompt: IssuedPrompt) -> None:
-        assert prompt.prompt_id not in self._open, f"{prompt.prompt_id} is already issued and open"
-        self._open[prompt.prompt_id] = prompt
-        self.num_issued += 1
-
-    def update(self, prompt: IssuedPrompt) -> None:
-        """Replace what is known of an open prompt. The prompt stays open."""
-        assert prompt.prompt_id in self._open, f"{prompt.prompt_id} is not open"
-        self._open[prompt.prompt_id] = prompt
-
-    def arrive(self, prompt_id: str) -> IssuedPrompt | None:
-        """The prompt of a result that came. None if nobody waits for it: it came twice, or its prompt has a fate."""
-        prompt = self._open.get(prompt_id)
-        if prompt is None or prompt.arrived or self._step_of_fate(prompt_id) is not None:
-            self.num_duplicates += 1
-            return None
-        return prompt
-
-    def stage(self, prompt_id: str, fate: str, training_step: int) -> None:
-        """Give a prompt the fate that becomes final when `training_step` is committed."""
-        assert prompt_id in self._open, f"{prompt_id} got the fate {fate} but is not open"
-        staged = self._step_of_fate(prompt_id)
-        assert staged is None, f"{prompt_id} got the fate {fate}, but step {staged} has it"
-        self._staged.setdefault(training_step, {})[prompt_id] = fate
-
-    def _step_of_fate(self, prompt_id: str) -> int | None:
-        """The step that makes the prompt's staged fate final."""
-        return next((step for step, fates in self._staged.items() if prompt_id in fates), None)
-
-    def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
-        """The step was trained: make the fates of its prompts final. Returns these prompts and fates in the order of issue."""
-        staged = self._staged.pop(training_step, {})
-        settled = sorted(
-            ((self._open.pop(prompt_id), fate) for prompt_id, fate in staged.items()),
-            key=lambda one: one[0].issue_number,
-        )
-        self.fates.update(fate for _, fate in settled)
-        self.check()
-        return settled
-
-    def close(self, reason: str = RUN_ENDED) -> None:
-        """The run ends: drop every prompt that is still open, for `reason`."""
-        self.fates[reason] += len(self._open)
-        self._open.clear()
-        self._staged.clear()
-        self.check()
-
-    def check(self) -> None:
-        settled = sum(self.fates.values())
-        assert self.num_issued == settled + len(self._open), (
-            f"ledger does not add up: {self.num_issued} issued, {settled} settled, {len(self._open)} open"
-        )
-
-    def counts(self) -> dict[str, object]:
-        """`issued`, `consumed`, `dropped` by reason, `reissued`, `open`: groups of samples since the run's first start."""
-        dropped = {fate: number for fate, number in self.fates.items() if fate != CONSUMED}
-        return {
-            "issued": self.num_issued,
-            "consumed": self.fates[CONSUMED],
-            "dropped": dropped,
-            "reissued": self.num_reissued,
-            "open": len(self._open),
-        }
-
-    def state_dict(self) -> dict:
-        """Plain values. Results and staged fates are left out: a prompt that a step has taken but not trained is open."""
-        return {
-            "num_issued": self.num_issued,
-            "num_reissued": self.num_reissued,
-            "num_duplicates": self.num_duplicates,
-            "fates": dict(self.fates),
-            "open": [asdict(prompt) for prompt in self.open_prompts()],
-        }
-
-    def load_state_dict(self, state: dict) -> None:
-        """Restore what `state_dict` gave. The open prompts count as neither sent nor arrived."""
-        self.num_issued = state["num_issued"]
-        self.num_reissued = state["num_reissued"]
-        self.num_duplicates = state["num_duplicates"]
-        self.fates = Counter(state["fates"])
-        self._staged = {}
-        self._open = {prompt["prompt_id"]: _restored(prompt) for prompt in state["open"]}
-        self.check()
-
-
-def _restored(prompt: dict) -> IssuedPrompt:
-    """A prompt of a saved state. Old states have `num_attempts`, which counted issues and says nothing about failures."""
-    return IssuedPrompt(
-        **{name: value for name, value in prompt.items() if name != "num_attempts"} | {"arrived": False}
-    )
-
-
-@dataclass(frozen=True)
 class FlowOptions:
-    """The numbers that `PromptFlow` goes by; see the module."""
+    """The options of `PromptFlow`; see the module."""
 
     prompts_per_step: int
     num_training_steps: int
@@ -205,9 +66,9 @@ class Assignment:
 class PromptFlow:
     """Decides when a prompt is issued and which training step takes its group.
 
-    No prompt is issued under an issue number that `is_skipped`. The controller reports what happened (`set_version`, `arrive`,
-    `recover`, `give_up`) and asks what to do (`next_prompt`, `assign`). No call waits. There are no clocks and no threads in
-    here: the caller holds a lock.
+    Issue numbers for which `is_skipped` is true are left out. The controller reports what happened (`set_version`, `arrive`,
+    `recover`, `give_up`) and asks what to do (`next_prompt`, `assign`). No call waits, and the class uses no clock and no thread;
+    the caller holds a lock.
     """
 
     def __init__(
@@ -224,11 +85,11 @@ class PromptFlow:
         self._unassigned: dict[int, str] = {}
         """Prompt ids by issue number, in the order of issue because issue numbers only grow."""
         self._unsent: list[int] = []
-        """A heap of the issue numbers of prompts to be issued again. Some may have arrived meanwhile, or be in it twice."""
+        """A heap of the issue numbers of prompts to be issued again. Some may have arrived since, some may be in it twice."""
         self._arrived: dict[int, str] = {}
         """Prompt ids of complete groups that no step has taken, in the order of arrival."""
         self._eligible: dict[int, str] = {}
-        """The part of `_arrived` that lies in the window."""
+        """The part of `_arrived` that is in the window."""
         self._must_wait_for: set[int] = set()
         """Issue numbers of the stragglers that the step being assembled must wait for, because the next step is too late."""
         self._places = options.prompts_per_step
@@ -259,7 +120,7 @@ class PromptFlow:
         return len(self._unassigned)
 
     def next_prompt(self) -> IssuedPrompt | None:
-        """The next prompt to give to the engines, issued at the version that they have or get. None while no prompt may be."""
+        """The next prompt for the engines, issued at the version that they have or get. None while no prompt may be issued."""
         while self._unsent and not self._waits_for_issue(self._unsent[0]):
             heappop(self._unsent)
         if self._unsent:
@@ -279,8 +140,8 @@ class PromptFlow:
         return prompt
 
     def _is_admissible(self, number: int) -> bool:
-        """Whether a lost prompt may be issued again now. Always true but after a resume, when more prompts may be unassigned than
-        are admissible: the threshold was lowered, or steps ahead had been extended and their groups are lost."""
+        """Whether a lost prompt may be issued again now. It is false only after a resume with more unassigned prompts than are
+        admissible, because the threshold was lowered or because the groups of extended steps ahead are lost."""
         if len(self._unassigned) <= self.num_admissible:
             return True
         return sum(1 for other in self._unassigned if other < number) < self.num_admissible
@@ -305,7 +166,7 @@ class PromptFlow:
     # --- arrival ------------------------------------------------------------------------------------------------------
 
     def arrive(self, prompt_id: str, *, oldest_version: int, newest_version: int) -> bool:
-        """A complete group has arrived. False if nobody waits for it."""
+        """A complete group has arrived. False if the group is not needed."""
         prompt = self.ledger.arrive(prompt_id)
         if prompt is None:
             return False
@@ -314,7 +175,7 @@ class PromptFlow:
         if prompt.issue_number <= self._window_end:
             self._eligible[prompt.issue_number] = prompt_id
         if self._must_be_waited_for(prompt.issue_number, oldest_version):
-            self._must_wait_for.add(prompt.issue_number)  # it is missing there if the prompt was taken for lost
+            self._must_wait_for.add(prompt.issue_number)  # it was removed if the prompt was taken for lost
         return True
 
     def waits_for(self, prompt_id: str, being_scored: Collection[str] = ()) -> bool:
@@ -325,11 +186,11 @@ class PromptFlow:
         return self.ledger.arrive(prompt_id) is not None
 
     def is_waited_for(self, prompt: IssuedPrompt) -> bool:
-        """Whether the engines have the prompt, or the prompt or its result is on the way."""
+        """Whether the prompt is with the engines, or the prompt or its result is on the way."""
         return prompt.issue_number in self._unassigned and not prompt.arrived
 
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
-        """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. Whether it is open.
+        """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. True if it is issued again.
 
         Only failures count: with `max_attempts` 3, a prompt that was lost five times with an engine and failed twice is issued
         again.
@@ -348,8 +209,8 @@ class PromptFlow:
         return False
 
     def recover(self, present: Collection[str]) -> list[str]:
-        """An engine died: issue those prompts again that were sent, have not arrived and are not among `present` (prompt ids that
-        are in the prompt queue or with a living engine). Returns their ids."""
+        """An engine died: issue the prompts again that were sent, have not arrived and are not among `present` (ids of prompts in
+        the prompt queue or with a living engine). Returns the ids of the lost prompts."""
         unsent = set(self._unsent)
         lost = [
             prompt_id
@@ -378,7 +239,7 @@ class PromptFlow:
         return assigned
 
     def _next_to_assign(self) -> int | None:
-        """The group that arrived first in the window. Once every place left is kept for a straggler: an arrived straggler."""
+        """The group that arrived first in the window. If every place left is reserved for a straggler: an arrived straggler."""
         if self._places == 0:
             return None
         if self._places > len(self._must_wait_for):
@@ -389,7 +250,7 @@ class PromptFlow:
         oldest_allowed = self.assembling - 1 - self.options.max_staleness
         policy = self.options.straggler_policy
         if prompt.version < oldest_allowed and not (policy == "truncate" and prompt.newest_version >= oldest_allowed):
-            # With the policy `wait` this happens only to a result whose prompt was taken for lost and issued again.
+            # With the policy `wait` only a result whose prompt was taken for lost and issued again can be too old.
             self.num_stale_discarded += 1
             self._send_again(prompt)
             return None
@@ -402,9 +263,9 @@ class PromptFlow:
         return Assignment(prompt, max(prompt.version, oldest_allowed), is_straggler)
 
     def _must_be_waited_for(self, number: int, oldest_version: int) -> bool:
-        """Whether the step being assembled must wait for this prompt, because in the next step it would break the bound.
+        """Whether the step being assembled must wait for this prompt, because in the next step the prompt would break the bound.
 
-        Only a straggler can come to that: all prompts that were issued at its version or before fit into earlier steps.
+        This happens only to stragglers, because all prompts that were issued at its version or before fit into earlier steps.
         """
         is_straggler = number < self._newest_of_earlier_steps
         next_is_too_late = oldest_version < self.assembling - self.options.max_staleness
@@ -441,7 +302,7 @@ class PromptFlow:
         self._update_must_wait_for()
 
     def _update_window(self) -> None:
-        """Find the last prompt of the window. Assigning a prompt takes it out of the window and takes a place, so the end of the
+        """Find the last prompt of the window. Assigning a prompt removes it from the window and fills a place, so the end of the
         window moves only when places are added."""
         window = self._places + self.options.over_issued
         self._window_room = max(0, window - len(self._unassigned))
@@ -453,8 +314,8 @@ class PromptFlow:
     def start(self, training_step: int, finished: Collection[str] = ()) -> None:
         """Go on after `training_step`, whose weights every engine serves.
 
-        Open prompts are issued again in the order of their first issue, except those of `finished`: their groups were saved and
-        will `arrive`.
+        Open prompts are issued again in the order of their first issue, except the prompts in `finished`, whose groups were saved
+        and will `arrive`.
         """
         self.version = training_step
         self.assembling = training_step + 1

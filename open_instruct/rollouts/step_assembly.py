@@ -19,14 +19,15 @@ from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_metrics
 from open_instruct.rollouts.evaluation_metrics import is_right
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
-from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, sample_age
+from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD
+from open_instruct.rollouts.staleness import Assignment, sample_age
 from open_instruct.rollouts.training_samples import fresh_masks, training_samples
 from open_instruct.scored_groups import ScoredGroup, last_samples, split, take
 
 
 @dataclass(frozen=True)
 class CollationOptions:
-    """What collation needs beside the user's options."""
+    """What collation needs in addition to the user's options."""
 
     num_ranks: int
     layout: Literal["padded", "packed"]
@@ -37,7 +38,7 @@ class CollationOptions:
 
 @dataclass(frozen=True)
 class PartialBatch:
-    """What the learners get in one message. `rank_batches` holds a list of mini-batches for each rank."""
+    """What the learners receive in one message. `rank_batches` holds a list of mini-batches for each rank."""
 
     number: int
     rank_batches: list[list[MiniBatch]]
@@ -76,16 +77,16 @@ class StepAssembly:
             self._advantages, self._over_step = _no_advantages, None
         self._shaping = args.reward_shaping
         self.rollouts: list[ScoredGroup] = []
-        """All that were added, whole."""
+        """All rollouts that were added, undivided."""
         self.groups: list[ScoredGroup] = []
-        """The same, divided into groups whose samples are compared with each other."""
+        """The rollouts, divided into groups whose samples are compared with each other."""
         self._kept: list[_Kept] = []
         self.num_extended = 0
-        """Times that the step has taken more prompts because it had nothing to train on."""
+        """How often the step has taken more prompts because it had nothing to train on."""
         self._num_masked = 0
         self._unsent: list[_Kept] = []
         self._num_unsent_tokens = 0
-        """Prompt and response tokens of the samples in it."""
+        """Number of prompt and response tokens of the samples in `_unsent`."""
         self._num_partial_batches = 0
         self._num_computed = 0
         self._num_rows = 0
@@ -93,18 +94,18 @@ class StepAssembly:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is a token to train on. A step without one must not reach the learners, because momentum would move the
-        weights nevertheless."""
+        """Whether there is a token to train on. A step without any must not reach the learners, because momentum would still move
+        the weights."""
         return self.num_tokens > 0
 
     @property
     def num_missing(self) -> int:
-        """How many prompts fewer are trained on than a step is meant to have."""
+        """How many prompts are missing from the number that a step should train on."""
         return max(0, self._args.num_unique_prompts_rollout - len({kept.issue_number for kept in self._kept}))
 
     @property
     def why_no_gradient(self) -> str:
-        """For the log, while `has_gradient` is False and the step is full."""
+        """A message for the log, if the step is full and `has_gradient` is False."""
         num_groups, num_masked = len(self.groups), self._num_masked
         if not num_masked:
             scores = np.concatenate([group.scores for group in last_samples(self.groups)])
@@ -127,10 +128,10 @@ class StepAssembly:
             yield kept.group, kept.samples
 
     def add(self, group: ScoredGroup, assignment: Assignment) -> str:
-        """Take a group into the step. Returns its fate: `CONSUMED`; `ZERO_STD` where all samples scored alike, so that there is
-        nothing to learn; `MASKED` where none of its tokens may be trained on.
+        """Take a group into the step. Returns its fate: `CONSUMED`; `ZERO_STD` if all its samples scored alike, so that there is
+        nothing to learn; `MASKED` if none of its tokens may be trained on.
 
-        A rollout may be several groups; it is consumed if one of them is.
+        A rollout may be several groups; it is consumed if one of these groups is consumed.
         """
         rollout = self._shaped(group)
         self.rollouts.append(rollout)
@@ -187,7 +188,7 @@ class StepAssembly:
         )
 
     def next_partial_batch(self, *, last: bool) -> PartialBatch | None:
-        """The next partial batch, or None while not every rank has a full share. The last is always made, and may be empty."""
+        """The next partial batch, or None while a rank has less than a full share. The last is always made and may be empty."""
         started = time.perf_counter()
         if not last and not (self._args.streaming and self._num_unsent_tokens >= self._full_share):
             return None
@@ -205,7 +206,7 @@ class StepAssembly:
         args, options = self._args, self._options
         if self._over_step is not None:
             self._complete_advantages(self._over_step)
-        # In the order of issue: a batch that is whole does not depend on which group was done first.
+        # In the order of issue, so that a whole batch does not depend on which group finished first.
         unsent = sorted(self._unsent, key=lambda kept: kept.issue_number)
         samples = [sample for kept in unsent for sample in kept.samples]
         rank_batches = prepare_collated_data_for_workers(
@@ -232,7 +233,7 @@ class StepAssembly:
         return batch
 
     def _complete_advantages(self, over_step: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
-        """Put the advantages of the whole step in place of those that only their groups know."""
+        """Replace the advantages that were computed within each group by advantages over the whole step."""
         samples = [sample for kept in self._kept for sample in kept.samples]
         if not samples:
             return
@@ -254,8 +255,8 @@ class StepAssembly:
 
     def metrics(self, now: float) -> dict[str, Any]:
         """Metrics of the whole step, whose last partial batch was made at Unix time `now`. Rewards and lengths are means over the
-        groups that are trained on, as in open-instruct; `all_groups/*` over all that were generated, also those without a
-        gradient. Ages are those of the trained tokens."""
+        groups that are trained on, as in open-instruct; `all_groups/*` are means over all generated groups, also those without a
+        gradient. Ages are the ages of trained tokens."""
         args = self._args
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
@@ -289,15 +290,15 @@ class StepAssembly:
             "packed_fill_ratio": sum(len(sample) for sample in samples) / max(self._num_computed, 1),
             "batch/num_partial_batches": self._num_partial_batches,
             "time/packing": self._packing_s,
-            "time/verification": self.groups[-1].score_s,  # the step waited for the last group alone
+            "time/verification": self.groups[-1].score_s,  # the step waited only for the last group
         }
         return metrics | (batch_metrics.advantage_metrics(samples) if samples else {})
 
 
 def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
-    """The mean reward of a rollout, as a share of the highest that a response can have. What an environment gives has no
-    highest; with it, the share of right responses. A conversation counts once, and of a rollout that has judged samples these
-    alone."""
+    """The mean reward of a rollout, as a share of the highest reward that a response can have. Rewards of an environment have no
+    maximum; a rollout with such rewards has the share of right responses instead. A conversation counts once. If a rollout has
+    judged samples, only these count."""
     (answers,) = last_samples([rollout])
     if judged := [position for position, sample in enumerate(answers.samples) if sample.is_judged]:
         answers = take(answers, judged)
@@ -308,6 +309,6 @@ def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
 
 
 def _no_advantages(rewards_G: np.ndarray, *, lengths_G: np.ndarray) -> np.ndarray:
-    """Of a run that learns from a teacher alone."""
+    """Zeros, for a run that learns only from a teacher."""
     del lengths_G
     return np.zeros(len(rewards_G))

@@ -1,5 +1,5 @@
-"""What a training step trains on (`--save_traces`): as a file that can be read as data again, as open-instruct's rollouts, and as
-text."""
+"""Saves what a training step trains on (`--save_traces`) in three forms: a file that can be read as data again, open-instruct's
+rollouts, and text."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ def write_step_record(
     tokenizer: "PreTrainedTokenizerBase",
     pad_token_id: int,
 ) -> None:
-    """The samples of a step in a file of its own, which a resumed run writes anew."""
+    """Write the samples of a step to a file of its own, which a resumed run writes again."""
     path = Path(args.output_dir) / "samples" / f"step_{assembly.training_step:06d}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def write_step_record(
 def write_step_transcripts(
     args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
-    """The samples of a step as text (`transcripts.py`)."""
+    """Write the samples of a step as text (`transcripts.py`)."""
 
     def decode(token_ids: list[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=False))
@@ -74,7 +74,7 @@ def write_step_transcripts(
 def _trained_samples(
     args: GRPOConfig, group: ScoredGroup, samples: Sequence[TrainingSample]
 ) -> Iterator[tuple[int, Sample, float, TrainingSample]]:
-    """The samples of a group that are trained on: number in the group, the sample, its reward, and the step's data."""
+    """The samples of a group that are trained on: number in the group, sample, reward, and training sample."""
     trained = {id(sample.response): sample for sample in samples}
     for number, (sample, reward) in enumerate(zip(group.samples, group.rewards(args.verification_reward), strict=True)):
         if (of_step := trained.get(id(sample.response_ids))) is not None:
@@ -82,8 +82,8 @@ def _trained_samples(
 
 
 def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset) -> None:
-    """The samples of a step with rewards, advantages and log-probabilities, a line each. Fields and names of the files are those
-    of open-instruct's `RolloutRecord`, but for a file per step, which a resumed run writes anew."""
+    """Write the samples of a step with rewards, advantages and log-probabilities, one line per sample. Fields and file names are
+    those of open-instruct's `RolloutRecord`, except that each step has its own file, which a resumed run writes again."""
     directory = Path(args.rollouts_save_path or Path(args.output_dir) / "rollouts")
     metadata = directory / f"{args.run_title}_metadata.jsonl"
     if not metadata.exists():

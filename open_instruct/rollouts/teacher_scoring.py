@@ -1,6 +1,6 @@
 """Asks the teacher about scored groups, before a step takes them (`--teacher_model_name_or_path`).
 
-scored group ─► submit ─► the engine with least to do ─► teaching_thread ─► the group, whose samples have `teacher` now
+scored group ─► submit ─► the engine with the fewest groups ─► teaching_thread ─► the group, with `teacher` set in its samples
 """
 
 import logging
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.05
-"""Longest wait for one answer before the thread looks whether there are further calls to wait for."""
+"""Longest wait for an answer before the thread checks for further calls to wait for."""
 
 
 class TeacherFailed(RuntimeError):
-    """An engine of the teacher died for good, or stands still."""
+    """An engine of the teacher died for good, or hangs."""
 
 
 @dataclass
 class _Engine:
-    """What is under way at one engine of the teacher."""
+    """One engine of the teacher, with the calls that it has not answered."""
 
     actor: "ActorHandle"
     asked: dict[Any, ScoredGroup] = field(default_factory=dict)
-    """Groups by the reference of their call."""
+    """Groups that the engine has not answered about, by the reference of the call."""
     moved_at: float = 0.0
-    """When the engine last answered, or last went from having nothing to do to having something."""
+    """When the engine last answered, or last got a call while it was idle."""
     process_id: int | None = None
 
 
 class TeacherScoring:
-    """Gives each group that is submitted to `done`, with what the teacher says of its samples.
+    """Calls `done` with each submitted group, once its samples have the teacher's log-probs.
 
-    An engine that answers nothing for `timeout_s` seconds, with groups to answer about, ends the run, and so does an engine that
-    died more often than Ray starts it again.
+    An engine that has groups to answer about and answers nothing for `timeout_s` seconds ends the run. So does an engine that
+    died more often than Ray restarts it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TeacherScoring:
         self._timeout_s = timeout_s
 
     def submit(self, group: ScoredGroup) -> None:
-        """May be called in any thread."""
+        """Send a group to the engine with the fewest groups. May be called in any thread."""
         sequences = [(sample.prompt_ids, sample.response_ids) for sample in group.samples]
         with self._threads.lock:
             engine = min(self._engines, key=lambda engine: len(engine.asked))
@@ -108,7 +108,7 @@ class TeacherScoring:
 
     @property
     def num_asked(self) -> int:
-        """Groups that the teacher has and has not answered about."""
+        """Number of groups that the teacher has not answered about yet."""
         return sum(len(engine.asked) for engine in self._engines)
 
 

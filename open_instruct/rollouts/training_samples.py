@@ -1,4 +1,4 @@
-"""From scored groups to training samples: advantages, and masks of the trained tokens. Pure: arrays in, arrays out."""
+"""Turns scored groups into training samples: advantages, and masks of the trained tokens. Pure: arrays in, arrays out."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,10 +21,10 @@ def training_samples(
 
     `advantages(rewards_G, lengths_G=…)` gives (G,) advantages for the (G,) rewards of a group.
 
-    With `mask_truncated_completions` conversations that did not end by themselves count in their group's baseline, but no token
-    of theirs is trained on; all their samples are left out. So are samples of whose tokens `masks` (per group and sample, (R,)
-    bool; by default all True) lets none be trained on, and those of weight 0. Tokens outside a `loss_mask` are never trained on,
-    but for their cross-entropy with `learns_inserted`.
+    With `mask_truncated_completions` a conversation that did not end by itself counts in its group's baseline, but all its
+    samples are left out. A sample is also left out if its weight is 0, or if `masks` (per group and sample, (R,) bool; by default
+    all True) excludes all its tokens. Tokens outside a `loss_mask` are never trained on, except that `learns_inserted` trains
+    their cross-entropy.
     """
     if masks is None:
         masks = [[np.ones(len(sample.response_ids), dtype=bool) for sample in group.samples] for group in groups]
@@ -49,8 +49,8 @@ def training_samples(
 
 
 def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:
-    """(G,) advantages. Samples of one conversation are compared as one, with the tokens of all of them as its length: they have
-    the advantage of its last sample."""
+    """(G,) advantages. The samples of one conversation are compared as one, with the reward of the last sample and the tokens of
+    all samples as its length, and they all have the same advantage."""
     rewards, lengths = group.rewards(verification_reward), group.conversation_lengths
     if not any(sample.goes_on for sample in group.samples):
         return advantages(rewards, lengths_G=lengths)

@@ -1,4 +1,4 @@
-"""What a training step trains on as text for people (`--save_traces`), with who wrote what and what is trained on.
+"""Writes what a training step trains on as text for people (`--save_traces`), and marks who wrote each token.
 
     ──── train-17, sample 3, row 12 (math): reward 1, advantage 0.61, stop
     prompt      │ <|user|>12 + 34 = ?<|end|><|assistant|>
@@ -8,8 +8,8 @@
                 │ </output>
     trained v5  │ <answer>46</answer><|end|>
 
-`trained v4` is what weights of version 4 sampled, `too old v1` what they sampled and what is left out of the loss, `given` what a
-tool, an environment or the chat template wrote.
+`trained v4` marks tokens that weights of version 4 sampled, `too old v1` tokens that version 1 sampled and that are left out of
+the loss, and `given` tokens that a tool, an environment or the chat template wrote.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ WIDTH = 12
 def transcript(sample: Sample, trained: TrainingSample, decode: Decode) -> str:
     """One sample as text: a block for the prompt and for every stretch of tokens with the same writer, version and mask.
 
-    A character whose bytes are divided among two stretches is shown as U+FFFD in both.
+    A character whose bytes are divided between two stretches is shown as U+FFFD in both.
     """
     blocks = [_block("prompt", decode(sample.prompt_ids.tolist()))]
     blocks += [_block(label, decode(ids.tolist())) for label, ids in stretches(sample, trained.mask)]
@@ -61,6 +61,6 @@ def _block(label: str, text: str) -> str:
 
 
 def write_transcripts(path: Path, entries: Sequence[tuple[str, str]]) -> None:
-    """Write a step's transcripts, each with a headline, to a file that a resumed run writes anew."""
+    """Write a step's transcripts, each with a headline, to a file that a resumed run writes again."""
     text = "\n\n".join(f"──── {headline}\n{text}" for headline, text in entries)
     write_atomically(path, f"{text}\n".encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Watches how many responses go unscored: a run whose rewards cannot be trusted ends."""
+"""Watches how many responses are not scored, and ends a run whose rewards cannot be trusted."""
 
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from open_instruct.verifiers.scoring_processes import Scored
 
 WINDOW = 1000
-"""Responses that are looked at, the last ones."""
+"""Number of responses over which the share is computed: the last ones."""
 AT_LEAST = 100
-"""Responses before anything is said."""
+"""Number of responses that must have been recorded before the share is checked."""
 
 
 class TooFewScored(RuntimeError):
@@ -16,15 +16,15 @@ class TooFewScored(RuntimeError):
 
 
 class UnscoredShare:
-    """Not thread-safe: the controller's lock guards it."""
+    """Share of the last responses that were not scored. Not thread-safe: the controller's lock guards it."""
 
     def __init__(self, allowed: float) -> None:
         self._allowed = allowed
         self._causes: deque[str] = deque(maxlen=WINDOW)
-        """"" for a response that was scored."""
+        """Why each of the last responses was not scored; "" for a scored response."""
 
     def record(self, scored: Iterable[Scored]) -> None:
-        """Raises `TooFewScored`."""
+        """Count these responses. Raises `TooFewScored` if too many of the last responses were not scored."""
         self._causes.extend("" if one.score is not None else one.failure or "no reason given" for one in scored)
         causes = Counter(filter(None, self._causes))
         share = causes.total() / max(len(self._causes), 1)

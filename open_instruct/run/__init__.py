@@ -1,1 +1,1 @@
-"""A whole run: its parts put together, watched, saved and ended."""
+"""A whole run: creates its parts, runs the step loop, watches and saves the run, and ends it."""

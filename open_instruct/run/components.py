@@ -42,7 +42,7 @@ SHUTDOWN_AFTER_FAILURE_S = 2.0
 
 
 class LearnersFailed(ComponentDied):
-    """Learners failed while engines were still being loaded. No engine is started again for that."""
+    """Learners failed while engines were still being loaded. No engine is restarted in this case."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Components:
     activity: EngineActivity = field(default_factory=EngineActivity)
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
-        """Wait until the controller, the engines and the learners have started, and engines and learners have their models."""
+        """Wait until the controller, the engines and the learners have started and have loaded their models."""
         for doubt in args.device.doubts:
             logger.warning("%s", doubt)
 
@@ -78,7 +78,7 @@ class Components:
             )
 
         def notice_learners() -> None:
-            """Learners that have failed end the run at once, and not only when the engines are loaded."""
+            """End the run at once if a learner has failed, instead of only after the engines are loaded."""
             for ref in ray.wait(starting, num_returns=len(starting), timeout=0)[0] if starting else []:
                 try:
                     value_of(ref, "the start of the learners")
@@ -88,7 +88,7 @@ class Components:
         def start_learners() -> list:
             return self.learners.async_init(args, with_ref=args.load_ref_policy)
 
-        # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU come after it.
+        # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU start after it.
         starting = [] if args.shares_devices else start_learners()
         ready(self.rollouts.controller.__ray_ready__.remote(), "the start of the controller")
         for number in range(len(self.rollouts.rollout_engines)):
@@ -98,8 +98,8 @@ class Components:
         ready(starting or start_learners(), "the start of the learners")
 
     def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
-        """Wait until an engine is loaded. An engine that is killed meanwhile is started again while restarts are left. An engine
-        that raises an error is not started again, because it would raise the same error."""
+        """Wait until an engine is loaded. An engine that is killed while it loads is restarted, if restarts are left. An engine
+        that raises an error is not restarted, because it would raise the same error again."""
         while True:
             engine = self.rollouts.rollout_engines[number]
             try:
@@ -116,7 +116,7 @@ class Components:
                     self.supervisor.replace(number, "died while it started")
 
     def shut_down(self, timeout_s: float = SHUTDOWN_S) -> None:
-        """End all parts. A part that does not end when asked is killed. Never raises, because another error may be on its way."""
+        """End all parts. A part that does not end when asked is killed. Never raises, so that it hides no earlier error."""
         self.rollouts.shut_down(timeout_s=timeout_s, expected=self.supervisor.futures)
         self.learners.shut_down()
         if self.placement is not None:

@@ -1,4 +1,4 @@
-"""Learners and engines on the same devices: whichever of the two does not compute gives its memory back.
+"""Lets learners and engines use the same devices in turns: the side that does not compute gives its memory back.
 
 batch complete ─► engines fall asleep ─► learners wake ─► training step
                                                               │
@@ -18,21 +18,22 @@ from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.run.rollout_manager import RolloutManager
 
 LEAVING_S = 30.0
-"""For engines to give back their memory when the run ends: a step, and no copy of the weights. Then they are killed."""
+"""How long engines may take to give back their memory when the run ends: they finish a step and copy no weights. After that they
+are killed."""
 KILLED_S = 5.0
-"""Until the memory of a killed engine is free: its core ends 2 s after its actor."""
+"""Time until the memory of a killed engine is free. Its core ends 2 s after its actor."""
 
 
 @dataclass
 class FreeDevices:
-    """Who may take memory on the shared devices now."""
+    """Which side may take memory on the shared devices now."""
 
     for_engines: bool
-    """Whether no learner has memory on a device where a dead engine is to be started again."""
+    """Whether engines may be started, because no learner has memory on the devices."""
 
 
 class DeviceSharing:
-    """Learners and engines have devices of their own: there is nothing to hand over."""
+    """Learners and engines have separate devices, so nothing is handed over."""
 
     is_exclusive = False
 
@@ -54,7 +55,7 @@ class DeviceSharing:
         yield
 
     def learners_take_over(self) -> None:
-        """The run ends: learners have all of their state from now on, and no engine will generate any more."""
+        """The run ends: from now on learners have all of their state, and engines generate nothing more."""
 
     def take_metrics(self) -> dict[str, float]:
         return {}
@@ -67,9 +68,9 @@ class ExclusiveSharing(DeviceSharing):
         wait: waits for references; `Waits.wait`.
         devices: records whether engines may be started.
         timeout_s: deadline of one hand-over.
-        loading: references to engines that are being started again, which answer nothing before they are loaded.
-        loading_timeout_s: deadline of that.
-        end_loading: ends these engines, and says whether there were any.
+        loading: references to engines that are being restarted. They do not answer until they are loaded.
+        loading_timeout_s: deadline of their loading.
+        end_loading: ends the engines that are loading, and returns whether there were any.
     """
 
     is_exclusive = True
@@ -109,7 +110,7 @@ class ExclusiveSharing(DeviceSharing):
             timeout_s=self._loading_timeout_s,
             limit="init_timeout_s",
             without_dead=True,
-            interruptible=True,  # nothing is lost by leaving, and an engine may load for minutes
+            interruptible=True,  # leaving loses nothing, and an engine may load for minutes
         )
         asked = self._rollouts.async_offload(keep_weights=keep_weights)
         self._note_released(self._timed("engines_offload", asked, without_dead=True))
@@ -125,7 +126,7 @@ class ExclusiveSharing(DeviceSharing):
     @contextmanager
     def weight_update(self) -> Iterator[None]:
         if not self._engines_are_asleep:
-            # No step was trained: an engine was replaced, and the other engines keep the weights that they have.
+            # No step was trained; an engine was replaced, and the other engines keep their weights.
             self._offload_engines(keep_weights=True)
         self._wake_learners()
         self._wake_engines([WEIGHTS])
@@ -142,7 +143,7 @@ class ExclusiveSharing(DeviceSharing):
         self._wake_engines()
 
     def learners_take_over(self) -> None:
-        """Nothing is waited for that an engine generates or loads, because a scheduler may give the run a minute."""
+        """Does not wait for an engine to generate or load, because a scheduler may give the run only a minute."""
         if self._learners_are_awake:
             return  # the engines have released their memory, and one may hang in an update
         self._devices.for_engines = False
@@ -176,8 +177,8 @@ class ExclusiveSharing(DeviceSharing):
         self._timed("engines_onload", self._rollouts.async_onload(tags), without_dead=True)
 
     def _timed(self, what: str, refs: list, *, without_dead: bool = False, timeout_s: float | None = None) -> list:
-        """Wait for `refs` and count the seconds. With `without_dead` an engine that dies meanwhile is left to the supervisor, and
-        the other engines go on."""
+        """Wait for `refs` and count the seconds. With `without_dead` the death of an engine is left to the supervisor, and the
+        other engines go on."""
         started = time.perf_counter()
         values = self._wait_for(
             refs,

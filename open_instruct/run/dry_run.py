@@ -1,5 +1,5 @@
-"""`--dry_run`: options and data are checked, every part gets its place, and memory is counted before it is used. Nothing is
-loaded, generated or written.
+"""`--dry_run`: checks options and data, reserves a place for every part, and computes the memory that a run would need. It loads,
+generates and writes nothing.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from open_instruct.system.interruption import tell
 
 if TYPE_CHECKING:
     from open_instruct.engines.engine_memory import EngineMemory
-    from open_instruct.learners.memory import LearnerMemory
+    from open_instruct.learners.memory_estimate import LearnerMemory
 
 GIB = 2**30
 PLACING_OPTIONS = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
@@ -41,9 +41,9 @@ LESS_MAIN_MEMORY = (
 
 
 def dry_run(args: GRPOConfig) -> int:
-    """Say what the run would be. Returns the exit code: 0, or 1 if the run needs more memory than there is."""
+    """Print what the run would be. Returns the exit code: 0, or 1 if the run needs more memory than there is."""
     from open_instruct.engines.engine_memory import engine_memory, teacher_memory
-    from open_instruct.learners.memory import learner_memory
+    from open_instruct.learners.memory_estimate import learner_memory
 
     learner, engine = learner_memory(args, args.device), engine_memory(args, args.device)
     teacher = teacher_memory(args, args.device)
@@ -57,7 +57,7 @@ def dry_run(args: GRPOConfig) -> int:
 
 
 def _loads(args: GRPOConfig) -> list[NodeLoad]:
-    """Reserve a place for every learner and engine, see that there is room for a teacher, and give the places back."""
+    """Reserve a place for every learner and engine, check that a teacher has room too, and give the places back."""
     try:
         groups = create_placement_groups(args)
     except CannotPlace as error:
@@ -136,7 +136,8 @@ def _main_memory_rows(
     engine: "EngineMemory",
     teacher: "EngineMemory | None",
 ) -> Iterator[tuple[str, str]]:
-    """What GPUs do not hold, and what is needed of each node, where on CPU everything is."""
+    """Rows about main memory: what learners and engines keep off their GPUs, and the total that each node needs. On CPU
+    everything is in main memory."""
     main = learner.in_main_memory
     if main.total:
         yield "main memory of each learner", _size(main.total)
@@ -152,7 +153,7 @@ def _main_memory_rows(
 
 
 def _of_teacher(args: GRPOConfig, loads: list[NodeLoad], teacher: "EngineMemory | None") -> int:
-    """Main memory of a teacher on the node of the run. On which of several nodes its engines will be, Ray decides later."""
+    """Main memory of a teacher on CPU, if the run has one node; otherwise 0. Among several nodes Ray chooses only later."""
     if teacher is None or args.device.kind != "cpu" or len(loads) > 1:
         return 0
     return teacher.total * args.teacher_num_engines * args.teacher_tensor_parallel_size
@@ -165,7 +166,7 @@ def _shortage(
     engine: "EngineMemory",
     teacher: "EngineMemory | None" = None,
 ) -> str:
-    """What is lacking, on a GPU or in the main memory of a node; "" if nothing is."""
+    """Which memory is too small, on a GPU or in the main memory of a node, as text; "" if none is."""
     found = []
     if args.device.kind != "cpu":
         available = args.device.memory.total_bytes()
@@ -195,8 +196,8 @@ def _shortage(
 
 
 def _at_weight_update(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory") -> int:
-    """Bytes of a GPU whose learner is awake and whose engine has taken its weights back, to get new ones through a buffer that
-    it copies. At stage 3 the sum of gradients and the buckets are there all the time."""
+    """Bytes in use on a GPU during a weight update: the learner is awake, and the engine has its weights and receives new weights
+    through a buffer, which it copies. At stage 3 the sum of gradients and the buckets are always in memory."""
     from open_instruct.learners.weight_sync import CHUNK_BYTES
 
     gradients = learner.gradients if args.deepspeed_stage == 3 else 0

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class EngineActivity:
-    """Asks engines how they are doing, and compares the answers with the last ones."""
+    """Asks engines for their inventories, and computes rates from the differences to the last answers."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, float, int]] = {}
-        """Of each engine: when it was asked, seconds inside engine steps, tokens generated."""
+        """For each engine, at its last answer: time of the question, seconds inside engine steps, tokens generated."""
 
     def metrics(self, serving: "dict[int, ActorHandle]") -> dict[str, float]:
         """Metrics of the engines that serve. An engine that does not answer is left out.
 
-        Since the last call: the mean share of time in engine steps (`engines/busy_share`), and response tokens of finished groups
-        of all engines per second of wall time (`engines/tokens_per_second`). Since the start of the engines: how often and how
-        long the engines slept, and the bytes that their last sleeps gave back.
+        `engines/busy_share` is the mean share of time in engine steps since the last call. `engines/tokens_per_second` is the
+        number of response tokens in finished groups of all engines per second of wall time since the last call. Since the start
+        of the engines: how often and how long the engines slept, and the bytes that their last sleeps gave back.
         """
         refs = {number: engine.take_inventory.remote() for number, engine in serving.items()}
         answered, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=1.0) if refs else ([], [])
@@ -35,7 +35,7 @@ class EngineActivity:
             try:
                 inventory = ray.get(ref, timeout=ANSWER_S)
             except ray.exceptions.RayError:
-                continue  # the engine has died; the supervisor's next check says so
+                continue  # the engine has died; the supervisor's next check reports it
             inventories.append(inventory)
             asked_at, busy_s, num_tokens = self._last.get(
                 number, (now, inventory["busy_s"], inventory["num_generated_tokens"])

@@ -1,4 +1,4 @@
-"""The engines of a run: which engines serve, which died, which are being started again, and what becomes of their prompts.
+"""Watches the engines of a run, replaces engines that die, and has their prompts issued again.
 
 check ── a future ended, an engine makes no progress ──► replace ─ its prompts are issued again at once
                                                            │
@@ -24,7 +24,7 @@ from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report.component_log import component_logger
-from open_instruct.rollouts.evaluation_state import is_of_evaluation
+from open_instruct.rollouts.running_evaluation import is_of_evaluation
 from open_instruct.run.ray_results import value_of
 from open_instruct.system.work_threads import POLL_S
 
@@ -48,7 +48,7 @@ class _Starting:
     """A replacement that is being loaded."""
 
     ready: Any
-    """A reference that is done when the engine is loaded, or its loading has failed."""
+    """A reference that is done when the engine is loaded or its loading has failed."""
     deadline: float
 
 
@@ -67,11 +67,11 @@ class EngineSupervisor:
 
     Args:
         engines: all engines, by position. A replacement is put into this list in the place of the engine that died.
-        controller: is told which prompts were lost.
+        controller: issues lost prompts again.
         start_engine: returns a new actor for a position, or None if no node has room for the actor.
         lost_node: the node with which an engine died, or None. An engine that died with its node does not count as a restart,
             because a node may hold more engines than `--max_engine_restarts` allows.
-        may_start: whether the devices are free. An engine measures free memory when it starts.
+        may_start: whether the devices are free, because an engine measures free memory when it starts.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class EngineSupervisor:
         self.has_begun = False
         """Whether an engine has served or was replaced."""
         self._futures: dict[int, Any] = {}
-        """References to `process_queue_continuously` of the engines that serve. A reference that is done means that its
-        engine died."""
+        """References to `process_queue_continuously` of the engines that serve. A reference is done only when its engine has
+        died."""
         self._starting: dict[int, _Starting] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._inventory: dict[int, tuple[Any, float]] = {}
         """Calls of `take_inventory` without an answer yet, and when they were made."""
         self._asked_at = 0.0
         self._updating_at: dict[int, float] = {}
-        """When an engine was last seen to receive weights. `--engine_stall_timeout_s` counts from then."""
+        """When an engine was last seen receiving weights. `--engine_stall_timeout_s` counts from that time."""
         self.needs_weights: set[int] = set()
         """Engines that have prompts to wake up for, but discarded their weights when they fell asleep (level 2)."""
         self.needs_weights_to_evaluate: set[int] = set()
-        """Those of them whose prompts are of an evaluation."""
+        """The engines in `needs_weights` that have evaluation prompts."""
         self.num_restarts = 0
         self.num_recovered_prompts = 0
 
@@ -120,7 +120,7 @@ class EngineSupervisor:
 
     @property
     def loading(self) -> list[Any]:
-        """A reference for each replacement, which is done when the engine is loaded, or its loading has failed."""
+        """A reference for each replacement, which is done when the engine is loaded or its loading has failed."""
         return [starting.ready for starting in self._starting.values()]
 
     @property
@@ -137,7 +137,7 @@ class EngineSupervisor:
                 self._futures[number] = self._engines[number].process_queue_continuously.remote()
 
     def began(self, number: int) -> None:
-        """An engine is loaded, and no engine serves yet. If the engine is a replacement, it no longer differs from the others."""
+        """An engine is loaded, and no engine serves yet. A replacement counts as an original engine from now on."""
         if self._starting.pop(number, None) is not None:
             self.has_begun = False
 
@@ -148,7 +148,7 @@ class EngineSupervisor:
         self.serve(numbers)
 
     def end_loading(self) -> bool:
-        """The run ends: replacements that are being loaded are not waited for. Returns whether there were any."""
+        """The run ends: kill the replacements that are still being loaded. Returns whether there were any."""
         loading = self._starting.keys() - self.ready.keys()
         for number in loading:
             ray.kill(self._engines[number])
@@ -157,7 +157,7 @@ class EngineSupervisor:
         return bool(loading)
 
     def check(self) -> None:
-        """Find engines that died, take no step or do not finish loading, and replace them.
+        """Find engines that died, hang or did not finish loading in time, and replace them.
 
         Raises:
             ComponentDied: `--max_engine_restarts` replacements have been made already.
@@ -191,7 +191,7 @@ class EngineSupervisor:
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        """Start the replacements that need not wait any longer."""
+        """Start the replacements that no longer have to wait."""
         for number, waiting in list(self._waiting.items()):
             may_be_placed = waiting.lost_node_id is None or not bundles.is_alive(waiting.lost_node_id)
             if (may_be_placed or time.monotonic() > waiting.deadline) and self._may_start():
@@ -231,7 +231,7 @@ class EngineSupervisor:
         try:
             ray.get(future, timeout=ANSWER_S)
         except ray.exceptions.RayError as error:
-            return re.sub(r"^engine \d+ failed: ", "", root_cause(error))  # whoever asks names the engine
+            return re.sub(r"^engine \d+ failed: ", "", root_cause(error))  # the caller names the engine
         return ""
 
     def _not_starting(self) -> dict[int, str]:
@@ -246,7 +246,7 @@ class EngineSupervisor:
         return causes
 
     def _stalled(self) -> dict[int, str]:
-        """Engines that do not answer, or hold work and take no step. Questions are asked without waiting for the answers."""
+        """Engines that do not answer, or that hold prompts and take no step. Asks without waiting for the answers."""
         limit, now = self._args.engine_stall_timeout_s, time.monotonic()
         if now - self._asked_at > min(INVENTORY_EVERY_S, limit / 2):
             self._asked_at = now
@@ -267,8 +267,8 @@ class EngineSupervisor:
     def _stall_cause(self, number: int, inventory: dict[str, Any]) -> str:
         now = time.monotonic()
         if inventory["state"] == "updating":
-            # An engine need not step during an update, which brings the weights that it may lack. If the update takes too long,
-            # the synchronizer replaces the engine.
+            # An engine may take no step during an update, and the update brings weights that the engine may lack. If the update
+            # takes too long, the synchronizer replaces the engine.
             self._updating_at[number] = now
             return ""
         if inventory["needs_weights"]:
@@ -281,11 +281,11 @@ class EngineSupervisor:
         return ""
 
     def _recover_prompts(self) -> None:
-        """Issue every prompt again that is neither in the prompt queue, nor inside a living engine, nor back already."""
+        """Issue every prompt again that is not in the prompt queue, not inside a living engine and not back yet."""
         value_of(self._controller.take_back_prompts.remote(), "taking prompts back", CONTROL_S)
         time.sleep(
             2 * POLL_S
-        )  # longer than an engine's `get`, so a prompt that was being pulled is in an inventory now
+        )  # longer than an engine's `get`, so an inventory now includes every prompt that was being pulled
         asked = [engine.take_inventory.remote() for engine in self.serving.values()]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
         held: list[str] = []

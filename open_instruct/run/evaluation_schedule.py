@@ -1,5 +1,5 @@
-"""Evaluations within a run: when they are due, and how their results are collected before the engines get new weights. Beside
-them what a run does while it waits: engines that were replaced get weights."""
+"""Evaluations within a run: decides when they are due, and collects their results before the engines get new weights. Also gives
+weights to replaced engines while a run waits."""
 
 import logging
 
@@ -9,7 +9,7 @@ from open_instruct.run.wiring import Run
 logger = logging.getLogger(__name__)
 
 CONTROL_S = 60.0
-"""Deadline of a call that only asks or tells something."""
+"""Deadline of a call that only asks for or sets a value."""
 
 
 def evaluation_is_due(run: Run) -> bool:
@@ -18,10 +18,10 @@ def evaluation_is_due(run: Run) -> bool:
 
 
 def evaluation_is_missing(run: Run, *, was_under_way: bool) -> bool:
-    """Whether the version that the run goes on from is still to be evaluated, because its evaluation was cut off or has not
+    """Whether the version that a resumed run starts from must still be evaluated, because its evaluation was cut off or has not
     begun.
 
-    If `metrics.jsonl` has the evaluation already, the run takes the accuracy from that file.
+    If `metrics.jsonl` already has the evaluation, the run takes the accuracy from that file.
     """
     if not run.evaluates or not (was_under_way or evaluation_is_due(run)):
         return False
@@ -43,7 +43,7 @@ def start_evaluation(run: Run) -> None:
 
 
 def give_weights_to_replacements(run: Run) -> None:
-    """Let replacements begin to serve. If all engines have a newer version after that, the controller is told."""
+    """Let replacements begin to serve. If all engines have a newer version after that, pass it to the controller."""
     version = run.synchronizer.give_weights_to_replacements()
     if version is not None:
         told = run.components.rollouts.controller.set_version.remote(version)
@@ -53,8 +53,8 @@ def give_weights_to_replacements(run: Run) -> None:
 def maybe_evaluate(run: Run) -> bool:
     """Collect the evaluation in flight, if any. Called before the engines get new weights, so that it measures one version.
 
-    A signal ends the wait, because an evaluation may take longer (30 minutes) than the time that a scheduler gives. The resumed
-    run begins with an evaluation of the weights of its checkpoint.
+    A signal ends the wait, because an evaluation may take longer (30 minutes) than a scheduler allows. The resumed run begins
+    with an evaluation of the weights of its checkpoint.
     """
     if run.evaluation_of is None:
         return False
@@ -73,7 +73,7 @@ def maybe_evaluate(run: Run) -> bool:
                 "the evaluation of version %d is lost: its prompts are left without an engine that has those weights",
                 run.evaluation_of,
             )
-            run.components.wait(  # the next evaluation may begin at once, and there is never more than one
+            run.components.wait(  # the next evaluation may begin at once, and only one may exist at a time
                 run.components.rollouts.controller.give_up_evaluation.remote(),
                 what="giving up the evaluation",
                 timeout_s=CONTROL_S,
@@ -99,14 +99,14 @@ def maybe_evaluate(run: Run) -> bool:
 
 
 class NoEngineHasTheWeights(Exception):
-    """An evaluation cannot end: those that have its prompts will have other weights than those that are evaluated."""
+    """An evaluation cannot end, because no engine with its prompts has the evaluated weights any more."""
 
 
 def require_an_engine_with_these_weights(run: Run) -> None:
-    """While the learners have the weights that are evaluated, as after the last step, replacements of engines get them too.
+    """If the learners still have the evaluated weights, as after the last step, give them to replacements of engines.
 
-    Otherwise raises `NoEngineHasTheWeights` once no engine is left with these weights, or an engine has prompts of the evaluation
-    and has discarded the weights in its sleep.
+    Otherwise raises `NoEngineHasTheWeights` once no engine has these weights any more, or an engine that has prompts of the
+    evaluation has discarded its weights in its sleep.
     """
     supervisor = run.components.supervisor
     if run.progress.training_step == run.evaluation_of:

@@ -1,10 +1,10 @@
-"""The trainer's side of the step loop: the batches of a step from the message queue to the learners.
+"""Passes the batches of a step from the message queue to the learners: the trainer's side of the step loop.
 
     MessageQueue ──get──► FullyAsyncTrainer.train_step ──► RayTrainGroup.async_train(batch) … the last batch makes the step
                           waits for the next batch, while the learners work on the batches before it
 
-Only references pass through here. A step has one batch, or with `--streaming` several partial batches, of which the first are
-trained while the rest of the step is still being generated.
+The trainer handles only references to the data. A step has one batch. With `--streaming` it has several partial batches, and the
+first of them are trained while the rest of the step is still being generated.
 """
 
 import logging
@@ -29,9 +29,9 @@ class TrainedStep:
 
     training_step: int
     num_tokens: int
-    """Response tokens of the groups that were trained on."""
+    """Number of response tokens in the groups that were trained on."""
     num_prompt_tokens: int
-    """Tokens of their prompts."""
+    """Number of prompt tokens in these groups."""
     metrics: dict[str, Any]
 
 
@@ -39,7 +39,7 @@ class StepHooks(Protocol):
     """What the step loop does while the trainer waits."""
 
     def describe_progress(self) -> str:
-        """What the step is waiting for, as text for a message."""
+        """For a message: what the step is waiting for."""
         ...
 
     def on_idle(self) -> None:
@@ -47,12 +47,12 @@ class StepHooks(Protocol):
         ...
 
     def before_training(self) -> None:
-        """Called once the first data of a step has come."""
+        """Called once the first data of a step has arrived."""
         ...
 
 
 class FullyAsyncTrainer:
-    """Takes the batches that the rollout side has ready, and has the learners train on them.
+    """Takes finished batches from the rollout side, and has the learners train on them.
 
     Subclasses may override `_compute_custom_metrics`; name them with `trainer.cls`.
     """
@@ -71,10 +71,10 @@ class FullyAsyncTrainer:
         training_step: int,
         hooks: "StepHooks",
     ) -> TrainedStep:
-        """Wait for the data of `training_step` and train on each batch as it comes. Returns when the optimizer step is done.
+        """Wait for the data of `training_step` and train on each batch as it arrives. Returns when the optimizer step is done.
 
-        Raises `TimeoutError` when no batch came for `progress_timeout_s`, and `Interrupted` if a signal comes during the wait for
-        a batch. After either error the learners hold the weights of the step before.
+        Raises `TimeoutError` when no batch arrived for `progress_timeout_s`, and `Interrupted` if a signal comes during the wait
+        for a batch. After either error the learners hold the weights of the step before.
         """
         started = time.perf_counter()
         batches: list[RolloutBatch] = []
@@ -88,7 +88,7 @@ class FullyAsyncTrainer:
             under_way += last_refs
             batches.append(batch)
         with self._timer("learners"):
-            # All partial batches are waited for: if one failed, the step lacks a part of its gradient.
+            # Wait for all partial batches: if one of them failed, the step lacks a part of its gradient.
             answers = self._components.wait(
                 under_way,
                 what=f"training step {training_step}",
@@ -111,7 +111,7 @@ class FullyAsyncTrainer:
         return TrainedStep(training_step, num_response_tokens, num_tokens - num_response_tokens, metrics)
 
     def check_finite(self, step: TrainedStep) -> None:
-        """Log a step whose gradient was not finite. Raises `NonfiniteSteps` when there were too many of them in a row."""
+        """Log a step whose gradient was not finite. Raises `NonfiniteSteps` after too many such steps in a row."""
         self._nonfinite.check(step.training_step, step.metrics)
 
     def load_data_from_packing_thread(
@@ -121,7 +121,7 @@ class FullyAsyncTrainer:
         under_way: list[Any],
         hooks: "StepHooks",
     ) -> RolloutBatch:
-        """The next batch of the step. After every `batch_timeout` seconds of waiting the log says what is waited for."""
+        """The next batch of the step. After every `batch_timeout` seconds of waiting the log says what the step waits for."""
         deadline = time.monotonic() + self._args.progress_timeout_s
         with self._timer("trainer_waiting_for_data"):
             while True:
@@ -137,7 +137,7 @@ class FullyAsyncTrainer:
                 if received:
                     break
                 waiting_for = f"batch {training_step} is not ready: {hooks.describe_progress()}"
-                if slice_s == 0:  # so that a driver that was stopped meanwhile has looked once more
+                if slice_s == 0:  # only after one more look, because the driver may have been stopped (SIGSTOP)
                     raise TimeoutError(f"{waiting_for}. Nothing came for {self._args.progress_timeout_s:g} s")
                 logger.warning("%s", waiting_for)
         [item] = received

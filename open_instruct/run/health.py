@@ -1,4 +1,4 @@
-"""Whether every part of a run is alive. Dead engines are replaced; the death of another part ends the run."""
+"""Checks that every part of a run is alive. A dead engine is replaced; the death of another part ends the run."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def engine_name(number: int) -> str:
 
 
 def actors_of(rollouts: RolloutManager, learners: RayTrainGroup, message_queue: MessageQueue) -> dict[str, Any]:
-    """All actors of a run as they are now, by name. A replacement stands in the place of the engine that died."""
+    """All current actors of a run, by name. A replacement has the name of the engine that died."""
     prompts, results = rollouts.queues
     return {
         "the controller": rollouts.controller,
@@ -33,10 +33,10 @@ def actors_of(rollouts: RolloutManager, learners: RayTrainGroup, message_queue: 
 
 
 class Health:
-    """Looks at the parts of a run. `check` is called wherever the driver waits.
+    """Watches the parts of a run. `check` is called wherever the driver waits.
 
     Args:
-        nodes, processes: None where nodes or processes are not watched.
+        nodes, processes: None if nodes or processes are not watched.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Health:
         self._nodes = nodes
         self._processes = processes
         self.watches: dict[str, Any] = {}
-        """References that become done only when something is wrong, by the name of the part."""
+        """References that become done only when the part has failed, by the name of the part."""
         self.heartbeats: Heartbeats | None = None
         self.is_ending = False
-        """The run is ending and no engine will generate any more, so the death of an engine does not matter."""
+        """Whether the run is ending. Then engines generate nothing more, so the death of an engine does not matter."""
 
     def actors(self) -> dict[str, Any]:
         """All actors of the run, by name."""
         return actors_of(self._rollouts, self._learners, self._message_queue)
 
     def watch(self) -> None:
-        """Begin to watch the controller and the queues for failing and hanging."""
+        """Begin to watch whether the controller or a queue fails or hangs."""
         self.watches["the controller"] = self._rollouts.controller.watch.remote()
         self.heartbeats = Heartbeats.of_queues(self._rollouts.queues, self._message_queue)
 
@@ -87,7 +87,7 @@ class Health:
                 self._raise_if_dead()
         except ComponentDied:
             if self.heartbeats is not None:
-                self.heartbeats.name_the_dead()  # whoever uses a dead queue fails too, so the queue is the cause to report
+                self.heartbeats.name_the_dead()  # users of a dead queue fail too, so the queue is the cause to report
             raise
 
     def _handle_lost_node(self, lost: LostNode) -> None:
@@ -107,18 +107,18 @@ class Health:
                 self._supervisor.replace(engines[stopped.name], str(stopped).removeprefix(f"{stopped.name} "))
 
     def _raise_if_dead(self) -> None:
-        """Find the death of a part that no call waits for: a learner while prompts are generated, a queue."""
+        """Raise `ComponentDied` for a dead part that no call waits for: a learner while prompts are generated, or a queue."""
         engines = {engine_name(number) for number in range(len(self._rollouts.rollout_engines))}
         dead = [name for name in self._processes.dead if name not in engines] if self._processes is not None else []
         if dead:
             raise ComponentDied(self.lost_nodes() or f"{' and '.join(dead)} died: the process is gone")
 
     def lost_nodes(self) -> str:
-        """Which nodes are gone at this moment, in words; "" if no node is gone."""
+        """Which nodes are gone at this moment, as text; "" if no node is gone."""
         return "; ".join(map(str, self._nodes.lost_now())) if self._nodes is not None else ""
 
     def name_of_dead(self, error: BaseException | None) -> str:
-        """The name of the part whose death an error reports, or "". Another part may have been called."""
+        """The name of the part whose death an error reports, or "". It may be another part than the one that was called."""
         while isinstance(error, ray.exceptions.RayTaskError):
             error = error.cause
         dead = getattr(error, "actor_id", None)

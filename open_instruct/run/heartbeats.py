@@ -1,4 +1,4 @@
-"""Signs of life of the queues, asked for without waiting."""
+"""Asks the queues for signs of life without waiting for the answers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from open_instruct.run.ray_results import value_of
 
 
 class Heartbeats:
-    """Asks parts for a sign of life without waiting for the answer. A part that fails or stays silent ends the run."""
+    """Asks parts for a sign of life without waiting for the answer. A part that fails or does not answer ends the run."""
 
     EVERY_S = 1.0
     LIMIT_S = 60.0
@@ -49,7 +49,7 @@ class Heartbeats:
                 raise ComponentDied(f"{name} did not answer for {self.LIMIT_S:g} s")
 
     def name_the_dead(self) -> None:
-        """Raise `ComponentDied` for a part that is dead now. A part that is only silent is left alone."""
+        """Raise `ComponentDied` for a part that is dead now. A part that is alive and merely slow to answer is ignored."""
         asked = {ask(): name for name, ask in self._ask.items()}
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=self.ANSWER_S)
         for ref in answered:

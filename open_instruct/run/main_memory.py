@@ -1,4 +1,4 @@
-"""How much main memory each node of a cluster needs for a run: what learners and engines keep off their GPUs, and on CPU all."""
+"""Computes how much main memory a run needs on each node: what learners and engines keep off their GPUs, or everything on CPU."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from open_instruct.weight_transports import RAY_OBJECT, SHM
 
 if TYPE_CHECKING:
     from open_instruct.engines.engine_memory import EngineMemory
-    from open_instruct.learners.memory import LearnerMemory
+    from open_instruct.learners.memory_estimate import LearnerMemory
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,15 @@ class NodeLoad:
     address: str
     num_learners: int
     num_workers: int
-    """Workers of engines."""
+    """Number of engine workers."""
     memory_bytes: int | None
-    """What the node has; None where nobody knows."""
+    """Main memory of the node; None if it is not known."""
 
 
 def node_loads(learners: Iterable[str], workers: Iterable[str]) -> list[NodeLoad]:
-    """The nodes of a run, given the node of each learner and of each worker. To be called while Ray runs.
+    """The nodes of a run, given the node of each learner and of each worker. Call it while Ray runs.
 
-    Of its own machine this process knows the memory. Of others Ray knows what was free when Ray started there.
+    For its own machine this process knows the memory. For other machines Ray knows how much was free when Ray started there.
     """
     own = ray.get_runtime_context().get_node_id()
     num_learners, num_workers = Counter(learners), Counter(workers)
@@ -48,15 +48,15 @@ def node_loads(learners: Iterable[str], workers: Iterable[str]) -> list[NodeLoad
 
 
 def _free_at_start(resources: dict[str, float]) -> int | None:
-    """Ray divides what is free into room for its objects and memory for all else."""
+    """Free memory when Ray started on the node. Ray divides it into room for its objects and memory for everything else."""
     if "memory" not in resources:
         return None
     return int(resources["memory"] + resources.get("object_store_memory", 0))
 
 
 def engine_worker_bytes(args: GRPOConfig, engine: "EngineMemory") -> int:
-    """Main memory that an engine's worker on a GPU takes: its weights while it sleeps, unless it drops them. With `colocate` even
-    engines that drop them keep them at times, when learners alone are needed for a checkpoint."""
+    """Main memory of an engine's worker on a GPU: its weights while it sleeps, unless it drops them. With `colocate` every engine
+    counts, because even an engine that drops its weights keeps them while only the learners work on a checkpoint."""
     if args.device.kind == "cpu":
         return 0
     sleeps_by_itself = args.engine_sleep_after_s is not None and args.sleep_level == 1
@@ -64,8 +64,8 @@ def engine_worker_bytes(args: GRPOConfig, engine: "EngineMemory") -> int:
 
 
 def shared_bytes(args: GRPOConfig, learner: "LearnerMemory", load: NodeLoad) -> int:
-    """What an update of the weights takes of a node's memory. As Ray objects all buckets are there until the last has come, and
-    engines whose model is in other processes copy them to each."""
+    """Main memory that a weight update takes on a node. If weights are sent as Ray objects, all buckets stay in memory until the
+    last bucket has arrived, and an engine whose model is in other processes copies the buckets to each of them."""
     from open_instruct.learners.weight_sync import CHUNK_BYTES
 
     if args.device.weight_transport == RAY_OBJECT and load.num_workers:
@@ -77,7 +77,7 @@ def shared_bytes(args: GRPOConfig, learner: "LearnerMemory", load: NodeLoad) -> 
 
 
 def node_bytes(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory", load: NodeLoad) -> int:
-    """Main memory that the run takes on a node, as far as it is known."""
+    """Main memory that the run takes on a node, without parts that are not known."""
     if args.device.kind == "cpu":
         each_learner, each_worker = learner.total, engine.total
     else:

@@ -1,7 +1,7 @@
 """Brings the learners' weights to the engines, even while engines die and are replaced.
 
     sync(version) ─► learners send to every engine ─► each engine confirms the version
-                        engines that failed: sent to again, after a delay, up to `--max_sync_retries` times
+                        engines that failed: get the weights again, after a delay, up to `--max_sync_retries` times
                         engines that still lack the version: replaced, and the replacements get it before they serve
 
 An engine serves the old weights or the new weights, never a mixture (see `engines/weight_receiver.py`).
@@ -15,14 +15,14 @@ from typing import Any
 
 from open_instruct.cluster.failures import DO_NOT_FIT, WeightsDiffer
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.engines.engine_client import HELD_UP, UpdateReport
+from open_instruct.engines.weight_update_client import HELD_UP, UpdateReport
 from open_instruct.report import component_log
 from open_instruct.report.component_log import component_logger
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.weight_agreement import WeightAgreement
 
 CONNECTING_S = 60.0
-"""Seconds added to `--init_timeout_s` for making the communication group, so that the limit of the engines is reached first."""
+"""Seconds added to `--init_timeout_s` for making the communication group, so that the engines reach their own limit first."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SyncReport:
     version: int
     seconds: float
     pauses_s: list[float]
-    """Seconds that generation stood still, per engine."""
+    """Seconds without generation, per engine."""
     num_failed_attempts: int
 
 
@@ -46,10 +46,10 @@ class ParameterSynchronizer:
         self._components = components
         self._supervisor: EngineSupervisor = components.supervisor
         self._connected: dict[int, Any] = {}
-        """The engines that the learners are connected with, by position."""
+        """The engines to which the learners are connected, by position."""
         self._versions: dict[Any, int] = {}
-        """The version that each engine has confirmed. The key is the engine and not its position, because a replacement takes
-        over the position and has confirmed nothing."""
+        """The version that each engine has confirmed. The key is the engine, not its position, because a replacement at the same
+        position has confirmed nothing."""
         self.current_param_version = 0
         self.param_sync_count = 0
         self.sync_failures = 0
@@ -59,7 +59,7 @@ class ParameterSynchronizer:
 
     @property
     def sync_group_initialized(self) -> bool:
-        """Whether the learners are connected with all engines that there are now."""
+        """Whether the learners are connected to all current engines."""
         return bool(self._connected) and self._connected == self._members()
 
     @property
@@ -68,14 +68,14 @@ class ParameterSynchronizer:
         return {n: self._versions[engine] for n, engine in self._members().items() if engine in self._versions}
 
     def sync(self, version: int) -> SyncReport:
-        """Bring `version`, which the learners hold now, to every engine. Replacements that are loaded get it and begin to serve.
+        """Bring `version`, which the learners hold now, to every engine. Loaded replacements get it too and begin to serve.
 
         When `sync` returns, every engine that serves has confirmed `version`.
 
         Raises:
             ComponentDied: an engine does not take the version and no restart is left.
-            Interrupted: a signal came. Signals are looked for before and after an attempt, not during it, because learners could
-                not save their state while they send weights.
+            Interrupted: a signal came. Signals are checked before and after an attempt, not during it, because learners cannot
+                save their state while they send weights.
         """
         self._components.signals.raise_if_received()
         started = time.perf_counter()
@@ -109,13 +109,13 @@ class ParameterSynchronizer:
             self._versions.pop(self._members().get(number), None)
         self._supervisor.needs_weights.clear()
         self._supervisor.needs_weights_to_evaluate.clear()
-        if self._components.sharing.is_exclusive:  # every engine sleeps meanwhile, and level-2 sleep discards weights
+        if self._components.sharing.is_exclusive:  # every engine will sleep, and level-2 sleep discards weights
             self._versions.clear()
         return self.sync(self._held_version()).version
 
     def _held_version(self) -> int:
-        """The version that the learners hold. Learners answer once they have trained the batch that they are working on. The
-        version counts whole steps only."""
+        """The version that the learners hold, counted in whole steps. Learners answer after the batch that they are working
+        on."""
         versions = self._components.wait(
             self._components.learners.async_held_version(),
             what="the version of the learners' weights",
@@ -138,11 +138,11 @@ class ParameterSynchronizer:
         return [number for number, engine in members.items() if self._versions.get(engine) != version]
 
     def _update(self, version: int) -> tuple[list[float], int]:
-        """Send until every engine has `version`, and replace the engines that do not get it. Returns the seconds for which
-        engines stood still, and the number of attempts that failed."""
+        """Send until every engine has `version`, and replace the engines that fail to take it. Returns the seconds for which
+        engines paused, and the number of failed attempts."""
         pauses_s: list[float] = []
         causes: dict[Any, str] = {}
-        """Of the engines that failed, and not of their positions, which replacements take over."""
+        """Cause by engine that failed. The key is not the position, because replacements take over positions."""
         for attempt in range(1, self._args.max_sync_retries + 2):
             members = self._members()
             report = self._attempt(version, members)
@@ -152,13 +152,13 @@ class ParameterSynchronizer:
             self.sync_failures += 1
             for number, cause in report.failures.items():
                 causes[members[number]] = cause
-                # An engine may have had the version, and taken part because all receive in one collective. Where an update
-                # breaks off, such an engine generates nothing until it has a whole one.
+                # This engine may have had the version already, and taken part only because all engines receive in one
+                # collective. After an update that broke off, it generates nothing until it has received a whole update.
                 self._versions.pop(members[number], None)
             raise_if_weights_do_not_fit(report.failures)
             component_logger.warning(component_log.sync_attempt_failed(attempt, report.failures))
             self._components.signals.raise_if_received()
-            self._components.health.check()  # a dead engine is replaced and not sent to again
+            self._components.health.check()  # replaces dead engines, so that the next attempt leaves them out
             if not self._behind(version, self._members()):
                 return pauses_s, attempt
             if attempt <= self._args.max_sync_retries:
@@ -169,8 +169,8 @@ class ParameterSynchronizer:
 
     def _replace_those_behind(self, version: int, causes: dict[Any, str]) -> list[float]:
         """Replace the engines that failed and lack `version`. Engines that failed only because another engine of the collective
-        failed get the weights once more, without that other engine. A replacement that was not sent to yet, because it has
-        become ready meanwhile, gets the weights later. Returns the seconds for which engines stood still."""
+        failed get the weights once more, without that other engine. A replacement that became ready only now, and has received
+        no weights yet, gets them later. Returns the seconds for which engines paused."""
         members = self._members()
         failed = {n: causes[members[n]] for n in self._behind(version, members) if members[n] in causes}
         held_up = [number for number, cause in failed.items() if cause == HELD_UP]
@@ -196,8 +196,8 @@ class ParameterSynchronizer:
         self._agreement.check(confirmed, send_again=send_again)
 
     def _attempt(self, version: int, members: dict[int, Any]) -> UpdateReport:
-        """Send once to all of `members` that lack `version`. The communication group is made anew when its members have changed,
-        and after a failure."""
+        """Send once to all of `members` that lack `version`. The communication group is made again after a failure and when its
+        members have changed."""
         behind = self._behind(version, members)
         if not behind:
             return UpdateReport()
@@ -228,8 +228,8 @@ class ParameterSynchronizer:
         return unreachable
 
     def take_metrics(self) -> dict[str, float]:
-        """Of the syncs since the last call: their seconds, summed up (`time/weight_sync`) and each (all learners send for as
-        long), and the seconds for which engines stood still (`time/engine_pause_*`)."""
+        """Metrics of the syncs since the last call: the sum of their seconds (`time/weight_sync`) and its distribution over syncs
+        (all learners send for the same time), and the seconds for which engines paused (`time/engine_pause_*`)."""
         reports, self._reports = self._reports, []
         if not reports:
             return {}
@@ -261,7 +261,7 @@ def _distribution(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def raise_if_weights_do_not_fit(failures: Mapping[int, str]) -> None:
-    """Raise `WeightsDiffer` for an engine that has no place for a tensor, because every attempt and every engine would fail."""
+    """Raise `WeightsDiffer` if a tensor does not fit an engine's model, because every attempt and every engine would fail."""
     for number, failure in failures.items():
         if DO_NOT_FIT in failure:
             raise WeightsDiffer(f"engine {number}: {failure}")

@@ -1,4 +1,4 @@
-"""Learners and engines on a cluster: first places for both, then the actors on these places.
+"""Puts learners and engines on a cluster: first reserves places for both, then starts the actors on these places.
 
     pgs = create_placement_groups(args)
     actor_model = create_actor_group(args, pgs["actor"], wandb_run_id)
@@ -19,7 +19,7 @@ from open_instruct.run.rollout_manager import COLOCATED_SHARE, RolloutManager
 
 
 def create_placement_groups(args: Any, *, on_poll: Callable[[], None] = lambda: None) -> dict[str, Bundles]:
-    """Reserve a place for every learner and every worker of an engine. While there is no room `on_poll` is called now and then.
+    """Reserve a place for every learner and every worker of an engine. While there is no room, `on_poll` is called now and then.
 
     Returns `(pg, reordered_bundle_indices)` for each of the roles `actor` and `rollout`.
 
@@ -27,8 +27,8 @@ def create_placement_groups(args: Any, *, on_poll: Callable[[], None] = lambda: 
     engine, are neighbours in hardware. With `colocate` both roles have the same bundles.
 
     Raises:
-        CannotPlace: at once if the cluster is too small, after `placement_timeout_s` if other programs use it. The message gives
-            the numbers.
+        CannotPlace: at once if the cluster is too small, or after `placement_timeout_s` if other programs occupy it. The message
+            gives the numbers.
     """
     args = config_of(args)
     reservation = bundles.reserve(
@@ -41,7 +41,7 @@ def create_placement_groups(args: Any, *, on_poll: Callable[[], None] = lambda: 
 
 
 def places_asked(args: GRPOConfig) -> Asked:
-    """What the options ask of the cluster."""
+    """The places that the options ask for."""
     device = args.device
     return Asked(
         learners_per_node=tuple(args.num_learners_per_node),
@@ -54,8 +54,8 @@ def places_asked(args: GRPOConfig) -> Asked:
 
 
 def create_actor_group(args: Any, pg: Bundles, wandb_run_id: str | None) -> RayTrainGroup:
-    """The learners, on their bundles. `wandb_run_id` has no effect, because learners report to the driver, which tracks the
-    run."""
+    """The learners, on their bundles. `wandb_run_id` has no effect, because learners report to the driver, and the driver logs
+    to wandb."""
     del wandb_run_id
     args = config_of(args)
     return RayTrainGroup(
@@ -68,5 +68,5 @@ def create_actor_group(args: Any, pg: Bundles, wandb_run_id: str | None) -> RayT
 
 
 def create_rollout_manager(args: Any, pg: Bundles, wandb_run_id: str | None, **parts: Any) -> RolloutManager:
-    """The controller and the engines, which are only starting. `parts` are further arguments of `RolloutManager`."""
+    """The controller and the engines, which are still starting on return. `parts` are further arguments of `RolloutManager`."""
     return RolloutManager(args, pg, wandb_run_id, **parts)

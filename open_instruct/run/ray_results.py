@@ -1,4 +1,4 @@
-"""The values of Ray references. An error names the part that failed."""
+"""Gets the values of Ray references, with errors that name the part that failed."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ FETCH_S = 10.0
 
 
 def value_of(ref: Any, what: str, timeout_s: float = FETCH_S) -> Any:
-    """Raises `ComponentDied` that names `what` if the call failed, its actor died, or nothing came within `timeout_s` seconds."""
+    """The value of `ref`. Raises a `ComponentDied` that names `what` if the call failed, its actor died, or no answer came within
+    `timeout_s` seconds."""
     try:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError as error:
@@ -21,6 +22,6 @@ def value_of(ref: Any, what: str, timeout_s: float = FETCH_S) -> Any:
 
 
 def was_killed(error: ComponentDied) -> bool:
-    """Whether an actor's process ended without raising an error: by a signal, or because memory was short."""
+    """Whether an actor's process ended without raising an error: by a signal, or because memory ran out."""
     cause = error.__cause__
     return isinstance(cause, ray.exceptions.ActorDiedError) and not cause.actor_init_failed

@@ -1,4 +1,4 @@
-"""Ray for one run: started or joined at the beginning, and shut down with all that it has started at the end."""
+"""Starts or joins Ray at the beginning of a run, and shuts it down at the end with everything that it has started."""
 
 import logging
 import os
@@ -25,18 +25,18 @@ from open_instruct.system.signals import Signals
 logger = logging.getLogger(__name__)
 
 RAY_SHUTDOWN_S = 0.5
-"""How long Ray may take to end its processes before they are killed. By then what the run has started has ended; Ray's raylet
-would take several seconds more, for nothing that anybody waits for."""
+"""How long Ray may take to end its processes before they are killed. The run's own processes have ended by then. Ray's raylet
+would take several seconds more, and nothing needs to wait for it."""
 
 
 @contextmanager
 def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
-    """Ray on this machine, or the cluster that RAY_ADDRESS names. At the end Ray is shut down with all that it has started here.
+    """Ray on this machine, or the cluster that RAY_ADDRESS names. At the end Ray is shut down with everything it started here.
 
     If Ray's own processes on this machine end, or are stopped for `stopped_timeout_s`, this process ends too (`RayWatch`).
 
     SIGTERM, SIGINT and SIGHUP are blocked while Ray starts its processes. The processes inherit the block, so a signal to the
-    whole process group reaches the driver alone, which then ends the other processes in order. Ray's own signal handler is
+    whole process group reaches only the driver, which then ends the other processes in order. Ray's own signal handler is
     replaced before the signals are unblocked.
     """
     blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -64,7 +64,7 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
 
 
 def _enter_ray(mark: str, *, is_own: bool) -> None:
-    """Join the cluster that is there, or start one. Starting is tried twice, because Ray's limit of 30 s is short for a busy
+    """Join the existing cluster, or start one. Starting is tried twice, because Ray's limit of 30 s is short for a busy
     machine."""
     for is_last in (False, True):
         try:
@@ -85,7 +85,7 @@ def _enter_ray(mark: str, *, is_own: bool) -> None:
 
 
 def _leave_ray(mark: str, *, is_own: bool) -> None:
-    """Shut Ray down, by force if necessary, because a process that is stopped (SIGSTOP) does not end when asked."""
+    """Shut Ray down, by force if necessary, because a stopped process (SIGSTOP) does not end when asked."""
     family = family_of_ray_here() if is_own else []
     force = threading.Timer(RAY_SHUTDOWN_S, kill_marked, [mark])
     force.daemon = True

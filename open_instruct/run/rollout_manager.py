@@ -1,8 +1,8 @@
-"""The rollout side as the driver sees it: queues, controller and engines, which are created and addressed together here.
+"""The rollout side as the driver sees it: creates and addresses the queues, the controller and the engines together.
 
     RolloutManager ─► RolloutController      prompts, ledger, verification, batches
                    ├► LLMRayActor × N        on the bundles that were reserved for them; share the two queues
-                   └► TeacherEngine × T      with a teacher; the controller asks them
+                   └► TeacherEngine × T      only with a teacher; the controller asks them
 
 A training loop of your own needs three lines per step (`rollout_id` counts the steps that are done):
 
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 BUNDLES_QUEUED_PER_ENGINE = 2
-"""Room in the prompt queue: enough that no engine waits for prompts, little enough that an evaluation does not wait behind
-them."""
+"""Room in the prompt queue: enough that no engine waits for prompts, and so little that an evaluation does not wait behind many
+training prompts."""
 GATHER_IN_TURNS_S = 0.25
-"""How long an engine keeps a finished group for others where learners wait for the last group of a step in any case. There each
-handover before the last only keeps cores from the engine."""
+"""How long an engine holds a finished group to return it together with others, if engines and learners take turns. Learners then
+wait for the last group of a step anyway, and each earlier handover only takes cores from the engine."""
 COLOCATED_SHARE = 0.5
-"""Share of a place's Ray resources that a learner and an engine each take when they share the place. Says nothing of memory."""
+"""Share of a place's Ray resources that a learner and an engine each take when they share the place. It does not limit memory."""
 
 
 def on_this_node() -> NodeAffinitySchedulingStrategy:
@@ -68,7 +68,7 @@ def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
 
 
 def create_message_queue(args: GRPOConfig) -> MessageQueue:
-    """Ready training data on its way to the learners, on the driver's node."""
+    """The queue of finished training data for the learners, on the driver's node."""
     return MessageQueue.create(
         default_queue_size(args),
         max_staleness=args.staleness_bound,
@@ -119,9 +119,9 @@ def create_rollout_engines(
     queues: tuple[Queue, Queue] | None = None,
     max_model_len: int | None = None,
 ) -> "list[ActorHandle]":
-    """`--vllm_num_engines` engine actors that share the queues, on the bundles of `pg` or wherever there is room.
+    """`--vllm_num_engines` engine actors that share the queues, on the bundles of `pg`, or wherever there is room without `pg`.
 
-    Without `queues` the engines share two new queues, and are asked directly (`generate_with_single_engine`).
+    Without `queues` the engines share two new queues, and the caller asks them directly (`generate_with_single_engine`).
     """
     args = config_of(args)
     queues = queues or create_queues(args)
@@ -146,11 +146,11 @@ def _of_engine(args: GRPOConfig, pg: Bundles | None, number: int) -> Bundles | N
 def create_vllm_engine(
     args: GRPOConfig, queues: tuple[Queue, Queue], number: int, *, max_model_len: int, pg: Bundles | None = None
 ) -> "ActorHandle":
-    """The engine at position `number`, on the bundles `pg` of its own."""
+    """The engine at position `number`, on its own bundles `pg`."""
     device = args.device
     share, env = COLOCATED_SHARE if args.shares_devices else 1.0, allocator_env(device)
     if device.kind == "cuda" and args.vllm_tensor_parallel_size > 1 and pg is not None:
-        # Ray shows an actor the GPU of its own bundle; the engine's workers compute on the GPUs of neighbouring bundles too.
+        # Ray shows an actor only the GPU of its own bundle, and the engine's workers also use the GPUs of neighbouring bundles.
         env |= {
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             "CUDA_VISIBLE_DEVICES": bundles.visible_gpus(pg),
@@ -164,12 +164,12 @@ def create_vllm_engine(
 
 
 def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len: int) -> EngineOptions:
-    """What one engine of this run is started with."""
+    """The options of one engine of this run."""
     return EngineOptions(
         model=args.model_name_or_path,
         tokenizer=args.tokenizer_name,
         revision=args.model_revision,
-        # Without a value vLLM takes the model's revision, even if the tokenizer is of another repository.
+        # Without a value vLLM takes the model's revision, even if the tokenizer is from another repository.
         tokenizer_revision=args.revision_of_tokenizer or "main",
         tokenizer_setup=args.tokenizer_setup,
         dtype=device.dtype,
@@ -207,8 +207,8 @@ class RolloutManager:
     Args:
         args: options of a run.
         pg: the bundles of the engines.
-        wandb_run_id: run in wandb that evaluations are logged to, or None.
-        supervised: the caller lets the engines serve, and watches them. It has one group of learners, so they need no lock.
+        wandb_run_id: wandb run to which evaluations are logged, or None.
+        supervised: the caller lets the engines serve and watches them. It has only one group of learners, so no lock is needed.
         inputs: data of the run; None reads what `args` names.
         queues, message_queue: None creates them.
     """
@@ -250,13 +250,13 @@ class RolloutManager:
         self._own_groups: list[PlacementGroup] = []
         """Placement groups of engines that had to move to another node."""
         self.rollout_engine_lock = None
-        """What a group of learners holds while it sends weights, so that no other group does at the same time."""
+        """Lock that a group of learners holds while it sends weights, so that no other group sends at the same time."""
         if not supervised:
             self.rollout_engine_lock = Lock.options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
         self._supervised = supervised
         self._futures: list[Any] = []
-        """References of the engines that serve because of `async_generate` or `async_eval`. A reference is done when its engine
-        has ended."""
+        """References of the engines that `async_generate` or `async_eval` let serve. A reference is done when its engine has
+        ended."""
 
     def _serve(self) -> None:
         if not self._supervised and not self._futures:
@@ -267,7 +267,7 @@ class RolloutManager:
         return number in self.engine_nodes and not bundles.is_alive(self.engine_nodes[number])
 
     def start_engine(self, number: int) -> "ActorHandle | None":
-        """A new engine in place of a dead engine: on the same bundles or, if the node is gone, wherever there is room. None if
+        """A new engine in place of a dead engine, on the same bundles, or wherever there is room if the node is gone. None if
         there is no room."""
         if self._has_lost_node(number):
             args = self._args
@@ -287,7 +287,7 @@ class RolloutManager:
         )
 
     def async_generate(self, rollout_id: int) -> "ray.ObjectRef[Box]":
-        """The data of rollout `rollout_id`, which step `rollout_id + 1` trains on, in a `Box`.
+        """The data of rollout `rollout_id`, on which step `rollout_id + 1` trains, in a `Box`.
 
         The call tells the controller that the earlier steps were trained and that every engine has the resulting weights. The
         engines begin to serve at the first call.
@@ -296,20 +296,20 @@ class RolloutManager:
         return self.controller.generate.remote(rollout_id, engines=self._futures)
 
     def async_eval(self, rollout_id: int) -> "ray.ObjectRef[None]":
-        """Done when the weights of version `rollout_id` are evaluated. Starts the evaluation, unless `start_evaluation` did."""
+        """A reference that is done when version `rollout_id` is evaluated. Starts the evaluation unless it is under way."""
         self._serve()
         return self.controller.eval.remote(rollout_id)
 
     def async_offload(self, *, keep_weights: bool = False) -> list:
-        """Have all engines give their memory back. Each ref gives the number of bytes.
+        """Have all engines give their memory back. The value of each ref is the number of bytes.
 
-        Without `keep_weights` engines whose `engine_sleep_level` is 2 drop their weights, because new weights come before they
-        wake.
+        Without `keep_weights` engines whose `engine_sleep_level` is 2 drop their weights, because they get new weights before
+        they wake.
         """
         return [engine.release_memory_occupation.remote(keep_weights=keep_weights) for engine in self.rollout_engines]
 
     def async_leave_devices(self) -> list:
-        """Have all engines stop and give their memory back for good. Each ref gives the number of bytes."""
+        """Have all engines stop and give their memory back for good. The value of each ref is the number of bytes."""
         return [engine.leave_devices.remote() for engine in self.rollout_engines]
 
     def kill_engines(self) -> None:
@@ -317,15 +317,15 @@ class RolloutManager:
             ray.kill(engine)
 
     def async_onload(self, tags: list[str] | None = None) -> list:
-        """Have all engines take their memory back, or parts of it: `weights`, after which new weights may come, then
-        `kv_cache`."""
+        """Have all engines take back all of their memory, or parts of it: first `weights`, after which they can receive new
+        weights, then `kv_cache`."""
         return [engine.resume_memory_occupation.remote(tags=tags) for engine in self.rollout_engines]
 
     def shut_down(self, *, timeout_s: float, expected: Sequence[Any] = ()) -> None:
-        """End the engines, the controller and the queues. Engines and controller are asked first, and killed after `timeout_s`
-        seconds. Never raises.
+        """End the engines, the controller and the queues. Engines and controller are first asked to end, and killed after
+        `timeout_s` seconds. Never raises.
 
-        Waits for the references `expected` too.
+        Also waits for the references in `expected`.
         """
         deadline = time.monotonic() + timeout_s
         asked = [actor.stop.remote() for actor in (*self.rollout_engines, self.controller)]

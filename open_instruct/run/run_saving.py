@@ -1,4 +1,4 @@
-"""Saves checkpoints and model directories between two steps, and says whether a run may go on from the checkpoints that exist."""
+"""Saves checkpoints and model directories between two steps, and checks whether a run may resume from existing checkpoints."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from open_instruct.system.interruption import tell
 from open_instruct.system.secret_masking import without_secrets
 
 ALL_OPTIONS = "all_options"
-"""The key of what `options_as_text` gives, in the state of a checkpoint."""
+"""Key of the output of `options_as_text` in the state of a checkpoint."""
 MODEL = "model"
 """The directory of the last model in `--output_dir`."""
 
@@ -41,7 +41,7 @@ def checkpoint_store(args: GRPOConfig) -> CheckpointStore:
 
 
 def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[str]:
-    """A checkpoint of a run with other options or other data is a mistake, because this run cannot go on from it."""
+    """Mistakes that prevent resuming, such as a checkpoint of a run with other options or other data."""
     option = shown(args, "output_dir" if args.checkpoint_state_dir is None else "checkpoint_state_dir")
     try:
         newest = checkpoint_store(args).newest()
@@ -63,7 +63,8 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
 
 
 def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
-    """A run that ends before its checkpoint would train nothing. A run that is complete says so when it is started."""
+    """Mistake: the run would end before the step of its checkpoint, so it would train nothing. A complete run is no mistake; it
+    prints that it is complete when it is started."""
     done, wanted = newest.training_step, args.num_training_steps
     if done <= wanted or is_complete(args):
         return []
@@ -74,9 +75,10 @@ def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
 
 
 def is_complete(args: GRPOConfig) -> bool:
-    """Whether `--output_dir` holds a run that came to its end, with the model of its last step.
+    """Whether `--output_dir` holds a run that reached its end, with the model of its last step.
 
-    A longer run that broke off while it ended has a checkpoint of its last step beside the model of the shorter run.
+    The steps are compared, because a run that was prolonged and broke off while it ended has a checkpoint of its last step next
+    to the model of the shorter run.
     """
     steps = checkpoint_store(args).steps()
     model, summary_file = Path(args.output_dir, MODEL), Path(args.output_dir, SUMMARY_FILE)
@@ -89,7 +91,7 @@ def is_complete(args: GRPOConfig) -> bool:
 
 
 def _readable_summary(args: GRPOConfig) -> RunSummary | None:
-    """None if it is damaged, or of another version."""
+    """The run's summary; None if it is damaged or of another version."""
     try:
         return read_summary(Path(args.output_dir, SUMMARY_FILE))
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -104,14 +106,14 @@ def tell_that_it_is_complete(args: GRPOConfig) -> int:
 
 
 def options_as_text(args: GRPOConfig) -> dict[str, str]:
-    """Every option as JSON, without what looks like a secret."""
+    """Every option as JSON, with everything that looks like a secret masked."""
     values = {field.name: json.dumps(getattr(args, field.name), default=str) for field in option_fields(type(args))}
     return {name: without_secrets(value) for name, value in values.items()}
 
 
 def changed_options(args: GRPOConfig, state: Mapping[str, Any]) -> str:
-    """Which options are not those with which the checkpoint of that state was written, in words; "" if none is, or the checkpoint
-    does not say. A run may go on with another learning rate or loss, and its log says so."""
+    """Which options have changed since the checkpoint of that state was written, as text; "" if none has, or if the checkpoint
+    has no options. A run may resume with another learning rate or loss, and the log reports the change."""
     before = state.get(ALL_OPTIONS)
     if not isinstance(before, dict):
         return ""
@@ -128,7 +130,7 @@ def save_if_due(run: "Run") -> None:
 
 
 def nothing_to_save(run: "Run") -> str:
-    """Why a checkpoint would save nothing new, in words; "" if it would save something."""
+    """Why a checkpoint would save nothing new, as text; "" if it would save something new."""
     step = run.progress.training_step
     if step == 0:
         return "no training step has ended since the start"
@@ -136,9 +138,9 @@ def nothing_to_save(run: "Run") -> str:
 
 
 def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
-    """Save everything that the same command needs to go on from here. The resumed run starts an evaluation in flight anew.
+    """Save everything that the same command needs to resume from here. The resumed run starts an evaluation in flight again.
 
-    After the last checkpoint (`is_last`) nobody generates or trains any more.
+    After the last checkpoint (`is_last`) the run generates and trains nothing more.
     """
     run.log.sync()
     if nothing_to_save(run):
@@ -157,8 +159,8 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
 
 @contextmanager
 def _learners_alone(run: "Run", *, is_last: bool) -> Iterator[None]:
-    """Inside the block the learners have all of their state. With `is_last` nobody generates any more, so that an engine that
-    dies does not matter."""
+    """Inside the block the learners have all of their state. With `is_last` the engines generate nothing more, so the death of an
+    engine does not matter."""
     if not is_last:
         with run.components.sharing.learners_only():
             yield
@@ -169,7 +171,7 @@ def _learners_alone(run: "Run", *, is_last: bool) -> Iterator[None]:
 
 
 def _write_parts(run: "Run", path: Path) -> dict[str, int]:
-    """Write the files of all parts. Returns the bytes of each file that the learners have written."""
+    """Write the files of all parts. Returns the size in bytes of each file that the learners have written."""
     learners = run.components.learners.async_save_checkpoint(str(path))
     controller = run.components.rollouts.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
     *written, _ = run.components.wait(

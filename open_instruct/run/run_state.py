@@ -1,8 +1,8 @@
-"""The state file of a checkpoint: where the run stands, and whether a run can go on from what such a file says.
+"""The state file of a checkpoint. It holds the progress of a run, and this module checks it before a run resumes from it.
 
     {"identity": run_identity(…), "progress": {"training_step": 2, …}, "evaluation_of": null}
 
-Anybody may have written to the file, so its shape is checked here, in one place, before anything else reads it.
+Anybody may have edited the file, so its shape is checked here, before any other code reads it.
 """
 
 import json
@@ -20,14 +20,14 @@ Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass
 class Progress:
-    """Where the run stands. A checkpoint contains all of it."""
+    """The progress of a run. A checkpoint contains all of it."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
     training_step: Count = 0
     episode: Count = 0
     num_total_tokens: Count = 0
-    """Response tokens that were trained on."""
+    """Number of response tokens that were trained on."""
     num_total_prompt_tokens: Count = 0
     wall_seconds: Number = 0.0
     eval_accuracy_before: Number | None = None
@@ -54,7 +54,7 @@ class _Rows(_Shape):
 
 
 class _Data(_Shape):
-    """What an identity says of data and tokenizer."""
+    """The part of an identity about data and tokenizer."""
 
     texts: dict[str, str | None]
     tokenizer: _Tokenizer
@@ -67,7 +67,7 @@ class _Evaluation(_Shape):
 
 
 def mistake_in(state: Mapping[str, Any], training_step: int) -> str:
-    """What is wrong with the state of a step's checkpoint, in words; "" if this program can go on from that state."""
+    """What is wrong with the state of a step's checkpoint, as text; "" if this program can resume from that state."""
     if not _is_identity(state.get("identity")):
         return "does not say of which run it is"
     progress = state.get("progress")
@@ -81,8 +81,8 @@ def mistake_in(state: Mapping[str, Any], training_step: int) -> str:
 
 
 def _is_identity(value: Any) -> bool:
-    """An identity that an earlier version wrote holds nothing but options, at its top level. The part about the data is complete
-    or absent."""
+    """Whether `value` is an identity. An identity of an earlier version holds only options, at its top level. The part about the
+    data must be complete or absent."""
     options = value.get("options", value) if isinstance(value, dict) else None
     if not isinstance(options, dict) or not options.keys() & set(OPTIONS):
         return False
@@ -93,7 +93,7 @@ def _is(shape: type, value: Any) -> bool:
     try:
         TypeAdapter(shape).validate_json(
             json.dumps(value)
-        )  # strict mode takes an object for a dataclass only from JSON
+        )  # strict mode accepts an object in place of a dataclass only in JSON
     except ValidationError:
         return False
     return True

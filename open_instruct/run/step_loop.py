@@ -1,8 +1,8 @@
 """The step loop: from the newest checkpoint to the trained model, or to the next checkpoint if a signal comes.
 
-Each step waits for the data of step t (unblocked by the controller), lets the learners train on it, sends version t to every
-engine, and tells the controller, which then admits the prompts that the staleness bound allows. The prompts travel beside the
-weights: an engine begins a prompt only once it has the weights that the prompt was issued for, and need not wait for others.
+Step t waits for its data (unblocked by the controller), lets the learners train on it, sends version t to every engine, and calls
+`set_version` on the controller, which then admits the prompts that the staleness bound allows. Prompts are sent in parallel with
+the weights: an engine begins a prompt once it has the weights for which the prompt was issued, without waiting for other engines.
 """
 
 import logging
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_to_its_end(run: Run) -> int:
-    """From the newest checkpoint to the trained model, or to the next checkpoint if a signal comes; the exit code."""
+    """Run from the newest checkpoint to the trained model, or to the next checkpoint if a signal comes. Returns the exit code."""
     clock = WallClock(run)
     try:
         resume(run)
@@ -55,7 +55,7 @@ def run_to_its_end(run: Run) -> int:
 
 
 def resume(run: Run) -> None:
-    """Go on from the newest checkpoint, if there is one; bring the weights to the engines either way."""
+    """Resume from the newest checkpoint if there is one, and in any case bring the weights to the engines."""
     newest = run.store.newest()
     components, controller = run.components, run.components.rollouts.controller
     evaluation_was_under_way = False
@@ -92,20 +92,20 @@ def resume(run: Run) -> None:
 
 
 def start_queue_processing_on_actors(run: Run) -> None:
-    """Let every engine serve the queues. The call gives a reference per engine, which tells the driver when the engine dies."""
+    """Let every engine serve the queues. The supervisor keeps a reference per engine, which shows when the engine dies."""
     run.components.supervisor.serve(list(range(len(run.components.rollouts.rollout_engines))))
     run.components.health.watch()
 
 
 def stop_early(run: Run, interruption: Interrupted, clock: "WallClock") -> int:
-    """A signal came: write a checkpoint, so that the same command goes on from here."""
+    """A signal came: write a checkpoint, so that the same command resumes from here."""
     run.components.health.is_ending = True
     if nothing_new := nothing_to_save(run):
         logger.warning("%s: leaving without a new checkpoint, because %s", interruption, nothing_new)
     else:
         logger.warning("%s: saving a checkpoint, then leaving", interruption)
     if not clock.has_started and run.store.newest() is not None:
-        run.log.left(interruption.exit_code)  # the summary that is there is that of the checkpoint
+        run.log.left(interruption.exit_code)  # the existing summary is that of the checkpoint
         return interruption.exit_code
     clock.lap()
     save_checkpoint(run, is_last=True)
@@ -136,7 +136,7 @@ class WallClock:
         self._since = time.perf_counter()
 
     def lap(self) -> float:
-        """Seconds since the call before, or since the start; 0 before the start. They are added to `wall_seconds`."""
+        """Seconds since the last call, or since the start; 0 before the start. They are added to `wall_seconds`."""
         if self._since is None:
             return 0.0
         now = time.perf_counter()
@@ -146,7 +146,7 @@ class WallClock:
 
 
 def train(run: Run, clock: WallClock) -> None:
-    """All training steps that are left."""
+    """Run all training steps that are left."""
     args, hooks = run.args, LoopHooks(run)
     clock.start()
     if run.evaluates and args.eval_on_step_0 and run.progress.training_step == 0:
@@ -162,8 +162,8 @@ def train(run: Run, clock: WallClock) -> None:
 
 
 def check_finite(run: Run, step: TrainedStep) -> None:
-    """Raises `NonfiniteSteps` when the gradient was not finite in too many steps in a row, after a checkpoint: the weights in it
-    are those of the last step with a finite gradient."""
+    """Raises `NonfiniteSteps` when the gradient was not finite in too many steps in a row. Before that it saves a checkpoint with
+    the weights of the last step that had a finite gradient."""
     try:
         run.trainer.check_finite(step)
     except NonfiniteSteps:
@@ -173,8 +173,8 @@ def check_finite(run: Run, step: TrainedStep) -> None:
 
 @contextmanager
 def committed(run: Run, training_step: int) -> Iterator[None]:
-    """The learners have trained the step: commit the fates of its prompts, beside the block. A checkpoint that is written after
-    the block belongs to this step, even if a signal ended the block."""
+    """The learners have trained the step: commit the fates of its prompts, in parallel with the block. A checkpoint that is
+    written after the block belongs to this step, even if a signal ended the block."""
     run.progress.training_step = training_step
     commit = run.components.rollouts.controller.commit.remote(training_step)
     try:
@@ -186,7 +186,8 @@ def committed(run: Run, training_step: int) -> Iterator[None]:
 
 @contextmanager
 def recorded(run: Run, step: TrainedStep, clock: WallClock) -> Iterator[None]:
-    """Write the row of metrics of the step after the block, even if a signal ends the block, because the step was trained."""
+    """Write the step's row of metrics after the block. A signal that ends the block does not prevent it, because the step was
+    trained."""
     try:
         yield
     except Interrupted:
@@ -219,7 +220,7 @@ class LoopHooks(StepHooks):
 def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     """The step is trained: send its weights to every engine, and admit new prompts.
 
-    New prompts are admitted while the weights are on their way. With `--colocate` they are admitted afterwards, because an engine
+    New prompts are admitted while the weights are being sent. With `--colocate` they are admitted afterwards, because an engine
     that starts a prompt takes memory that the learners still hold.
     """
     sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
@@ -227,7 +228,7 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     if sends and weights_come_first:
         run.synchronizer.sync(training_step)
     if evaluation_is_due(run):
-        start_evaluation(run)  # before training prompts are admitted, so that it does not queue behind them
+        start_evaluation(run)  # before training prompts are admitted, so that the evaluation does not queue behind them
     told = tell_version(run, training_step, engines_get_it=sends)
     if sends and not weights_come_first:
         run.synchronizer.sync(training_step)
@@ -235,8 +236,8 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
 
 
 def tell_version(run: Run, version: int, *, engines_get_it: bool) -> list[Any]:
-    """Tell the message queue which version the learners hold, and the controller which version every engine gets. Returns
-    references to their answers."""
+    """Set the version that the learners hold in the message queue, and the version that every engine gets in the controller.
+    Returns references to their answers."""
     told = [run.message_queue.actor.set_version.remote(version)]
     if engines_get_it:
         told.append(run.components.rollouts.controller.set_version.remote(version))
@@ -244,7 +245,7 @@ def tell_version(run: Run, version: int, *, engines_get_it: bool) -> list[Any]:
 
 
 def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
-    """Record one row of metrics. Rates are tokens per second of wall time: of this step, or of the whole run for `_overall`."""
+    """Record one row of metrics. Rates are tokens per second of wall time, of this step or (`_overall`) of the whole run."""
     progress, args = run.progress, run.args
     progress.episode += args.num_samples_per_step
     progress.num_total_tokens += step.num_tokens

@@ -1,4 +1,4 @@
-"""Whether the nodes of the learners see the directories that the driver writes to."""
+"""Checks that the nodes of the learners see the directories that the driver writes to."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from open_instruct.run.ray_results import value_of
 from open_instruct.storage import shared_storage
 
 STORAGE_S = 60.0
-"""How long the nodes of the learners have to say whether they see a file. Each node starts a process of Ray for the answer."""
+"""How long the nodes of the learners may take to answer whether they see a file. Each node starts a Ray process to answer."""
 
 
 def check_storage(directories: Sequence[Path], learner_nodes: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The teacher's engines of a run (`--teacher_model_name_or_path`): where they go, and what they are started with."""
+"""Creates the teacher's engines of a run (`--teacher_model_name_or_path`), with their places and options."""
 
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def create_teachers(args: GRPOConfig) -> "list[ActorHandle]":
-    """`--teacher_num_engines` actors, which are only starting; none without a teacher.
+    """`--teacher_num_engines` actors, which are still starting on return; empty without a teacher.
 
-    Ray places them where there is room and, should one die with its node, somewhere else. Learners and engines must have their
-    places already.
+    Ray places them where there is room, and restarts an engine that died with its node on another node. Learners and engines must
+    already have their places.
 
     Raises `CannotPlace` if there is no room for all of them.
     """
@@ -45,7 +45,7 @@ def create_teachers(args: GRPOConfig) -> "list[ActorHandle]":
 
 
 def check_room(args: GRPOConfig) -> None:
-    """Raises `CannotPlace` if there is no room for all engines of the teacher beside what has its place already."""
+    """Raises `CannotPlace` if there is no room for all engines of the teacher in addition to the places already taken."""
     if args.teacher_model_name_or_path is None:
         return
     device, size = args.device, args.teacher_tensor_parallel_size
@@ -60,10 +60,10 @@ def check_room(args: GRPOConfig) -> None:
 
 
 def teacher_options(args: GRPOConfig) -> EngineOptions:
-    """What one engine of the teacher is started with."""
+    """The options of one engine of the teacher."""
     assert args.teacher_model_name_or_path is not None
     device = args.device
-    max_model_len = args.max_sequence_length + 1  # vLLM samples one token more
+    max_model_len = args.max_sequence_length + 1  # vLLM samples one further token
     return EngineOptions(
         model=args.teacher_model_name_or_path,
         revision=args.teacher_model_revision,
@@ -74,7 +74,7 @@ def teacher_options(args: GRPOConfig) -> EngineOptions:
         tensor_parallel_size=args.teacher_tensor_parallel_size,
         executor_of_one_worker=device.executor_of_one_worker,
         seed=args.seed,
-        enforce_eager=True,  # it only reads, and graphs are for writing
+        enforce_eager=True,  # a teacher only prefills, and CUDA graphs are for decoding
         sleep=SleepOptions(),
         extra=device.engine_kwargs(
             max_model_len=max_model_len,

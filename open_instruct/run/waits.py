@@ -1,4 +1,4 @@
-"""Every wait of the driver: it has a deadline, and notices within a second that an actor died or a signal came."""
+"""All waits of the driver. Each wait has a deadline, and notices within a second that an actor died or a signal came."""
 
 import logging
 import signal
@@ -17,11 +17,11 @@ from open_instruct.system.signals import Signals
 logger = logging.getLogger(__name__)
 
 HEALTH_POLL_S = 0.5
-"""How often a waiting driver looks at signals and at the parts."""
+"""Seconds between two checks of the signals and the parts while the driver waits."""
 
 
 class Waits:
-    """Waits for references, looking at `health` and `signals` meanwhile."""
+    """Waits for references, and checks `health` and `signals` while it waits."""
 
     def __init__(self, health: Health, signals: Signals) -> None:
         self._health = health
@@ -39,13 +39,13 @@ class Waits:
         watched: Sequence[Any] = (),
         on_poll: Callable[[], None] | None = None,
     ) -> Any:
-        """The values of `refs` (one reference or a list); with `without_dead`, None for an actor that is dead, and for an engine
-        whose core is.
+        """The values of `refs` (one reference or a list). With `without_dead` the value is None for a dead actor, and for an
+        engine whose core is dead.
 
-        The references in `watched` are not waited for, but a failure of one of them is raised. `on_poll` is called now and then.
+        Does not wait for the references in `watched`, but raises the failure of any of them. `on_poll` is called now and then.
 
         Raises:
-            TimeoutError: no answer in time. Names `what`, and `limit`, the option that `timeout_s` comes from.
+            TimeoutError: no answer in time. Names `what`, and `limit`, the option that sets `timeout_s`.
             ComponentDied: an actor failed.
             Interrupted: a signal came, and the wait is `interruptible` because nothing is lost by leaving it.
         """
@@ -74,7 +74,7 @@ class Waits:
         return ordered if isinstance(refs, list) else ordered[0]
 
     def _notice_signal(self, what: str) -> None:
-        """Once a signal came, the run ends after what is being waited for: log it once, and replace no engine any more."""
+        """After a signal the run ends once this wait is over: log that once, and replace no more engines."""
         if self._signals.received is None:
             return
         self._health.is_ending = True

@@ -1,4 +1,4 @@
-"""Checks that engines have the weights that the learners hold, by having both score the same tokens.
+"""Checks that engines have the weights that the learners hold: both score the same tokens.
 
     new engine ── samples a few tokens ──► its log-probs ──┐
                                                            ├── they differ by more than a limit: the run ends
@@ -6,7 +6,7 @@
 
 An engine is compared once, after its first weights and before it serves. Later steps compare log-probs that are
 computed anyway (`MismatchWatch`). In float32 the largest difference of any token counts. In 16 bits the mean counts, because
-rounding moves single unlikely tokens far: a token of log-prob -12 may differ by 0.3 where the mean is 0.01.
+rounding changes single unlikely tokens a lot: a token with log-prob -12 may differ by 0.3 while the mean difference is 0.01.
 """
 
 import logging
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 NUM_PROMPTS = 4
 NUM_PROMPT_TOKENS = 16
 NUM_TOKENS = 16
-"""Tokens that are sampled after each prompt."""
+"""Number of tokens that are sampled after each prompt."""
 FIRST_TOKEN = 3
-"""Lowest token id of the prompts, which use the ids 3 to 66, because every vocabulary has these ids."""
+"""Lowest token id of the prompts. The prompts use the ids 3 to 66, because every vocabulary has these ids."""
 DIFFERENCE = "debug/vllm_vs_local_logprob_diff_"
-"""Prefix of two metrics of a step; `max` or `mean` follows."""
+"""Prefix of two metrics of a step, before `max` or `mean`."""
 
 
 class WeightAgreement:
@@ -43,17 +43,17 @@ class WeightAgreement:
         self._components = components
         self._compared: set[Any] = set()
         self._loaded: dict[Any, dict[str, float] | None] = {}
-        """Fingerprints of engines' parameters as they were read from disk."""
+        """Fingerprints of the engines' parameters right after they were read from disk."""
 
     def note_loaded(self, engines: Mapping[int, Any]) -> None:
-        """Call before engines take version 0. The engines loaded the same weights from disk, so the update must not change any
-        parameter."""
+        """Call before engines take version 0. The engines have loaded the same weights from disk, so the update must not change
+        any parameter."""
         new = [engine for engine in engines.values() if engine not in self._compared]
         if not self._components.sharing.is_exclusive:  # otherwise the engines sleep, without weights
             self._loaded = dict(zip(new, self._fingerprints(new), strict=True))
 
     def check(self, engines: Mapping[int, Any], *, send_again: Callable[[], object]) -> None:
-        """Compare the engines (by position) that were never compared before. Raises `WeightsDiffer`.
+        """Compare those of `engines` (by position) that have not been compared yet. Raises `WeightsDiffer`.
 
         With `--colocate` the engines sleep while the learners score, and `send_again` gives them their weights back.
         """
@@ -71,7 +71,7 @@ class WeightAgreement:
             self._compared.add(new[number])
 
     def _sample(self, engines: Mapping[int, Any]) -> dict[int, list[GenerationResult] | None]:
-        """The answer of each engine to the prompts; None for an engine that is dead."""
+        """The answer of each engine to the prompts; None for a dead engine."""
         config = SamplingConfig(
             temperature=self._args.temperature, max_tokens=NUM_TOKENS, seed=self._args.seed, ignore_eos=True
         )
@@ -106,7 +106,7 @@ class WeightAgreement:
         )
 
     def _suspects(self, engine: Any) -> str:
-        """Which parameters were loaded wrongly, as far as the fingerprints show."""
+        """Which parameters the fingerprints show to be wrong, as text for a message."""
         before, [after] = self._loaded.get(engine), self._fingerprints([engine])
         if before is None or after is None:
             return "The engine has other weights than the learners, or computes otherwise with them."
@@ -130,7 +130,7 @@ def _relative_change(before: float, after: float) -> float:
 
 
 def comparison_prompts() -> list[np.ndarray]:
-    """(Q,) int32 each: 3, 4, 5, …, then 19, 20, 21, … and so on. The text that they stand for does not matter."""
+    """(Q,) int32 each: 3, 4, 5, …, then 19, 20, 21, … and so on. The text of these tokens does not matter."""
     starts = range(FIRST_TOKEN, FIRST_TOKEN + NUM_PROMPTS * NUM_PROMPT_TOKENS, NUM_PROMPT_TOKENS)
     return [np.arange(start, start + NUM_PROMPT_TOKENS, dtype=np.int32) for start in starts]
 
@@ -148,9 +148,9 @@ def limit_of(args: GRPOConfig) -> float:
 class MismatchWatch:
     """Logs an error when the log-probs of engines and learners differ in a step, or ends the run (`--logprob_mismatch_action`).
 
-    Only a step whose tokens were all sampled by the version that was trained is judged, because log-probs of older weights
-    differ for a good reason; and none with `--vllm_top_p` below 1, because the engine's log-probs are then those of the tokens
-    that were left to sample from.
+    A step is judged only if the trained version sampled all its tokens, because log-probs of older weights differ for a good
+    reason. With `--vllm_top_p` below 1 no step is judged, because the engine's log-probs are then normalised over the tokens
+    that top-p has left.
     """
 
     def __init__(self, args: GRPOConfig) -> None:

@@ -26,12 +26,12 @@ from open_instruct.system.timer import Timer
 
 @dataclass(frozen=True)
 class Roles:
-    """Classes and functions that a user may put in place of the standard ones."""
+    """Classes and functions that a user may replace."""
 
     trainer: type[FullyAsyncTrainer] = FullyAsyncTrainer
     rollouter: type[RolloutController] = RolloutController
     monitor: Monitor | None = None
-    """`custom_monitor(trainer_stats, rollouter_stats)`, every `--statistics_interval_s`."""
+    """`custom_monitor(trainer_stats, rollouter_stats)`, called every `--statistics_interval_s`."""
     component_log_file: str | None = None
     """A further log under the output directory, in the format that the fully async policy documents."""
 
@@ -49,13 +49,13 @@ class Run:
     store: CheckpointStore
     evaluates: bool
     num_train_prompts: int
-    """Rows of the training data."""
+    """Number of rows of the training data."""
     trainer: FullyAsyncTrainer
     synchronizer: ParameterSynchronizer
     message_queue: MessageQueue
     timer: Timer
     identity: dict[str, Any]
-    """What must be the same when the run goes on from a checkpoint."""
+    """What must be the same when the run resumes from a checkpoint."""
     mismatch_watch: MismatchWatch
     progress: Progress = field(default_factory=Progress)
     evaluation_of: int | None = None
@@ -86,8 +86,8 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
 def _start_components(
     args: GRPOConfig, inputs: RunInputs, message_queue: MessageQueue, roles: Roles, signals: Signals
 ) -> Components:
-    """Start controller, engines and learners at the same time. Ends the program with a message if the cluster has no room for
-    them."""
+    """Start controller, engines and learners at the same time. If the cluster has no room for them, end the program with a
+    message."""
     try:
         components = create_components(
             args, inputs, create_queues(args), message_queue, signals, rollouter_cls=roles.rollouter

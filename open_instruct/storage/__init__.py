@@ -1,1 +1,1 @@
-"""Files that are complete or do not exist: checkpoints, output directories, shared storage."""
+"""Files that are either complete or absent: checkpoints, output directories, shared storage."""

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole."""
+"""Replaces files as a whole."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from open_instruct.storage.checkpoints import sync_to_disk
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Replace the file `path` as a whole, so that every reader, even after a kill, finds the old or the new content."""
+    """Replace the file `path` as a whole, so that every reader finds the old or the new content, even after a kill."""
     with _replaced(Path(path)) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def _replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A file that replaces `path` when the block ends without an error. Its content is on the disk before it gets that name."""
+    """A file that replaces `path` when the block ends without an error. Its content is on the disk before it gets the name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with open(beside, "wb") as file:

@@ -1,14 +1,14 @@
-"""Directories that are complete or do not exist, even after a power loss: checkpoints of a run's state, and saved models.
+"""Directories that are either complete or absent, even after a power loss: checkpoints of a run's state, and saved models.
 
     learners, controller ─► .step_000200.partial/…      each writer puts its own files on the disk (`sync_to_disk`)
     driver               ─► run_state.json, last          names and sizes (in bytes) of all the files
                             sync everything, rename, sync the parent directory
 
-A directory that replaces another takes its name in one system call (`renameat2`). Where a file system lacks that call, two
-renames are needed, and whoever looks next mends what a kill between the two leaves (`put_back`).
+A directory that replaces another takes the other's name in one system call (`renameat2`). On a file system without that call, two
+renames are needed. If a kill comes between the two, the next reader or writer repairs the names (`put_back`).
 
 A checkpoint is whole if `run_state.json` can be read and every file that it lists exists with the listed size. A checkpoint that
-is not whole (torn by the crash of a machine, or copied in part) is skipped, and a run resumes from the newest whole one.
+is not whole (torn by the crash of a machine, or copied in part) is skipped, and a run resumes from the newest whole checkpoint.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "run_state.json"
 SEEN_S = 30.0
-"""How long a file that another node has written may take to be seen here, because network file systems cache directories."""
+"""How long a file from another node may take to be visible here. Network file systems cache directories."""
 POLL_S = 0.2
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 _PREFIX = "step_"
@@ -41,9 +41,9 @@ _FILES = "files"
 _FORMAT = "format"
 """Key of the state file: the version of the checkpoint's format."""
 FORMAT = 2
-"""Raise it when this program can no longer read older checkpoints, or when older programs can no longer read new checkpoints."""
+"""Raise this number when this program can no longer read older checkpoints, or older programs can no longer read new ones."""
 LEARNER_DIRECTORY = "deepspeed"
-"""Directory within a checkpoint into which DeepSpeed writes."""
+"""DeepSpeed's directory within a checkpoint."""
 _OF_LEARNERS = re.compile(rf"{LEARNER_DIRECTORY}/|(?:random_state|reference)_\d+\.pt$|latest$|zero_to_\w+\.py$")
 _OF_ONE_RANK = re.compile(r"(?:zero_pp_rank_|random_state_|reference_)(\d+)")
 """Files that each learner writes for itself, by DeepSpeed's names and ours; rank 0 writes the others."""
@@ -58,7 +58,7 @@ class NoWholeCheckpoint(Exception):
 
 
 def sync_to_disk(paths: Iterable[Path]) -> None:
-    """Write the machine's caches of these files and directories to the disk (fsync), whichever process wrote the files."""
+    """Write this machine's cached data of these files and directories to the disk (fsync), whichever process wrote the files."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -93,7 +93,7 @@ def files_in(directory: Path) -> dict[str, int]:
     """Sizes in bytes of all files under a directory, by path within it. Other processes may be writing there."""
     found = {}
     for path in sorted(directory.rglob("*")):
-        with suppress(FileNotFoundError):  # renamed meanwhile
+        with suppress(FileNotFoundError):  # renamed in between
             if path.is_file():
                 found[str(path.relative_to(directory))] = path.stat().st_size
     return found
@@ -103,8 +103,8 @@ def files_in(directory: Path) -> dict[str, int]:
 def atomic_directory(directory: Path) -> Iterator[Path]:
     """Yields a directory to write into, which replaces `directory` when the block ends without an error.
 
-    Its whole content is on the disk before its name is, so after a power loss or a kill there is the old directory or the new
-    one. On a file system that cannot exchange two names, the old one may need `put_back` first.
+    Its whole content is on the disk before it gets its name, so after a power loss or a kill either the old directory or the new
+    directory exists. On a file system that cannot exchange two names, the old directory may need `put_back` first.
     """
     beside, aside = directory.with_name(f".{directory.name}.partial"), _aside(directory)
     put_back(directory)
@@ -117,7 +117,7 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
         _take_name(directory, beside)
     except BaseException:
         put_back(directory)
-        shutil.rmtree(beside, ignore_errors=True)  # on a full disk it would take up space that other files need
+        shutil.rmtree(beside, ignore_errors=True)  # on a full disk it would take space that other files need
         raise
     sync_to_disk([directory.parent])
     for old in (beside, aside):
@@ -140,7 +140,7 @@ def _aside(directory: Path) -> Path:
 
 
 def _take_name(directory: Path, beside: Path) -> None:
-    """Give `beside` the name `directory`. A directory that has this name is called `beside` or `_aside(directory)` then."""
+    """Give `beside` the name `directory`. A directory that had this name is then called `beside` or `_aside(directory)`."""
     if not directory.exists():
         beside.rename(directory)
     elif not _exchange(directory, beside):
@@ -149,7 +149,7 @@ def _take_name(directory: Path, beside: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two directories at once. False where the C library, the kernel or the file system (NFS) cannot."""
+    """Exchange the names of two directories at once. False if the C library, the kernel or the file system (NFS) cannot."""
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
@@ -164,7 +164,7 @@ class Checkpoint:
     state: dict[str, Any]
     """The state that `save` was given."""
     passed_over: tuple[str, ...] = ()
-    """Newer checkpoints that are not whole: for each, its path and what is wrong with it."""
+    """Newer checkpoints that are not whole, each with its path and what is wrong with it."""
 
     @property
     def training_step(self) -> int:
@@ -176,11 +176,11 @@ class CheckpointStore:
     """Checkpoints by training step under one directory, the newest `keep_last` of them (-1: all)."""
 
     def __init__(self, directory: Path, *, keep_last: int) -> None:
-        self._directory = directory.absolute()  # learners on other nodes have another current directory
+        self._directory = directory.absolute()  # learners on other nodes may have another current directory
         self._keep_last = keep_last
 
     def steps(self) -> list[int]:
-        """Training steps with a checkpoint, in order. Some of the checkpoints may be torn."""
+        """Training steps that have a checkpoint, in order. Some of the checkpoints may be torn."""
         for path in self._set_aside():
             put_back(path)
         found = (_NAME.fullmatch(path.parent.name) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
@@ -190,8 +190,8 @@ class CheckpointStore:
         return self._directory / f"{_PREFIX}{training_step:06d}"
 
     def remove_partial(self) -> None:
-        """Remove what a killed run wrote only in part, and what it had replaced. On a full disk they would take the space of the
-        next checkpoint."""
+        """Remove checkpoints that a killed run wrote only in part or had replaced. On a full disk they would take the space of
+        the next checkpoint."""
         for path in self._directory.glob(f".{_PREFIX}*.partial"):
             shutil.rmtree(path, ignore_errors=True)
         for path in self._set_aside():
@@ -199,7 +199,7 @@ class CheckpointStore:
             shutil.rmtree(_aside(path), ignore_errors=True)
 
     def _set_aside(self) -> list[Path]:
-        """The checkpoints of which an older one is set aside."""
+        """Paths of checkpoints for which an older directory is set aside."""
         names = (path.name[1 : -len(".old")] for path in self._directory.glob(f".{_PREFIX}*.old"))
         return [self._directory / name for name in names if _NAME.fullmatch(name)]
 
@@ -238,12 +238,13 @@ class CheckpointStore:
                 raise NoWholeCheckpoint(f"{path.parent} does not have the name of its checkpoint: {name}")
 
     def save(self, training_step: int, state: dict[str, Any], write: Callable[[Path], Mapping[str, int]]) -> Path:
-        """Let `write` fill the checkpoint's directory, add `state` (JSON values), then drop the oldest beyond `keep_last`.
+        """Let `write` fill the checkpoint's directory, add `state` (JSON values), then drop the oldest checkpoints beyond
+        `keep_last`.
 
         `write` returns the size in bytes of each file that other processes have written, by path within the directory.
 
         Raises:
-            StorageNotShared: this process does not see some of those files.
+            StorageNotShared: this process does not see all of those files.
         """
         path = self.path(training_step)
         with atomic_directory(path) as beside:
@@ -253,7 +254,7 @@ class CheckpointStore:
         return path
 
     def _drop_oldest(self) -> None:
-        """Keep `keep_last` whole checkpoints. Torn ones do not count, because a run cannot fall back on them."""
+        """Keep `keep_last` whole checkpoints. Torn checkpoints do not count, because a run cannot resume from them."""
         if self._keep_last <= 0:
             return
         num_kept = 0
@@ -265,7 +266,7 @@ class CheckpointStore:
             try:
                 (self.path(step) / STATE_FILE).unlink()  # now it is no checkpoint, even if the removal is interrupted
                 shutil.rmtree(self.path(step))
-            except OSError as error:  # NFS keeps a file, and so its directory, while somebody reads the file
+            except OSError as error:  # NFS keeps a file, and so its directory, while a process reads the file
                 logger.warning("%s: the old checkpoint cannot be removed whole: %s", self.path(step), describe(error))
 
 

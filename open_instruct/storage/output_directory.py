@@ -1,7 +1,7 @@
 """Checks that a run can write to its output directory, and that no other run uses the directory.
 
-The lock is a POSIX record lock on the file `.in_use`. The kernel releases the lock when the process ends, however it ends; on a
-network file system the lock holds on all nodes; a forked child does not have it. The file says which process holds the lock.
+The lock is a POSIX record lock on the file `.in_use`. The kernel releases the lock when the process ends, however it ends. On a
+network file system the lock holds on all nodes. A forked child does not inherit the lock. The file says which process holds it.
 """
 
 import errno
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".in_use"
 NEEDED_BYTES = 16 * 2**20
-"""Bytes that must be free at the start. A checkpoint needs far more, but how much is not known yet."""
+"""Bytes that must be free at the start. A checkpoint needs far more, but its size is not known at that time."""
 STORAGE_ERRORS = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.ESTALE)
 )
@@ -39,7 +39,7 @@ def held(directories: Sequence[Path], option: str) -> Iterator[None]:
     `option` is the name of the option in messages.
 
     Raises:
-        UnusableDirectory: a directory cannot be made or written, or another run is in it.
+        UnusableDirectory: a directory cannot be created or written, or another run uses it.
     """
     with ExitStack() as locks:
         for directory in dict.fromkeys(path.absolute() for path in directories):
@@ -76,7 +76,7 @@ def _take(lock: int, directory: Path, option: str) -> None:
             f"{option} {directory}: another run is in it ({_owner(lock)}). Wait for its end, stop it, or give another directory."
         ) from error
     about = {"host": socket.gethostname(), "process": os.getpid(), "user": _user(), "since": time.strftime("%F %T")}
-    with suppress(OSError):  # the disk may be full by now; the lock holds without this text
+    with suppress(OSError):  # the disk may be full by now; the lock works without this text
         os.ftruncate(lock, 0)
         os.pwrite(lock, json.dumps(about).encode() + b"\n", 0)
 
@@ -98,7 +98,7 @@ def _user() -> str:
 
 @contextmanager
 def names_a_full_disk(directory: Path) -> Iterator[None]:
-    """Turn an error in the block into one that names a full disk, because torch raises errors of its own when a disk is full.
+    """Turn an error in the block into an `OSError` for a full disk, because torch raises its own errors when a disk is full.
 
     Raises:
         OSError: ENOSPC, if fewer than `NEEDED_BYTES` are free in `directory` after an error in the block.

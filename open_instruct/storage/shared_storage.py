@@ -1,9 +1,9 @@
-"""Finds out, before anything is trained, whether the nodes of the learners and the driver's node share the directories of a run.
+"""Checks, before anything is trained, whether the nodes of the learners and the driver's node share the directories of a run.
 
-    driver writes `.probe-<random>` into the directory ─► learner's node sees it, writes an answer beside it ─► driver sees that
+    driver writes `.probe-<random>` into the directory ─► learner's node sees it, writes an answer next to it ─► driver sees that
 
-If each node wrote to a disk of its own, the learners' shards of a checkpoint would lie on several nodes, and no run could resume
-from them.
+If each node wrote to its own disk, the learners' shards of a checkpoint would be on several nodes, and no run could resume from
+them.
 """
 
 import time
@@ -15,13 +15,13 @@ from pathlib import Path
 from open_instruct.storage.checkpoints import POLL_S, StorageNotShared, sync_to_disk
 
 SEEN_S = 10.0
-"""How long a file that another node has written may take to be seen."""
+"""How long a file from another node may take to be visible."""
 
 
 @contextmanager
 def probe(directory: Path) -> Iterator[Path]:
-    """A small file in the directory, with a random name, so that another node knows the file only if it sees it. The block's end
-    removes the file and the answers."""
+    """A small file in the directory, with a random name, so that another node finds the file only if it shares the directory. The
+    end of the block removes the file and the answers."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f".probe-{uuid.uuid4().hex}"
     path.touch()
@@ -34,7 +34,7 @@ def probe(directory: Path) -> Iterator[Path]:
 
 
 def answer(path: str, node: str) -> bool:
-    """Called on another node: whether that node sees the probe at `path`. If so, it writes an answer beside the probe."""
+    """Called on another node: whether that node sees the probe at `path`. If so, it writes an answer next to the probe."""
     if not _is_seen(Path(path)):
         return False
     _answer_of(Path(path), node).touch()
@@ -42,7 +42,7 @@ def answer(path: str, node: str) -> bool:
 
 
 def judge(path: Path, answers: dict[str, bool]) -> None:
-    """Raises `StorageNotShared`, which names the nodes that do not share the directory. `answers`: what `answer` returned, by
+    """Raises a `StorageNotShared` that names the nodes that do not share the directory. `answers` are the results of `answer` by
     node."""
     apart = [node for node, saw in answers.items() if not (saw and _is_seen(_answer_of(path, node)))]
     if apart:

@@ -1,1 +1,1 @@
-"""Processes, signals, sockets, threads and secrets on this machine."""
+"""Helpers for processes, signals, sockets, threads and secrets on this machine."""

@@ -1,4 +1,4 @@
-"""Makes calls one after another in a thread of their own, so that no other thread waits for them."""
+"""Makes calls one after another in a separate thread, so that no other thread waits for them."""
 
 import queue
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class BackgroundCalls:
-    """Makes calls in order. A call that hangs delays only the calls behind it, and the process can end without it."""
+    """Makes calls in order. A call that hangs delays only the calls after it, and does not keep the process from ending."""
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(max_waiting)

@@ -1,11 +1,11 @@
 """A small process that cleans up after the process that started it has ended, for whatever reason.
 
-A process that is killed cannot clean up after itself. So another process stands by: it waits until the kernel closes the other
-end of a pipe, which happens when its starter ends. Signals to the starter's process group do not reach the process that stands
-by. It is not a child of its starter either, because Ray ends the children of an actor that it kills.
+A process that is killed cannot clean up after itself. So it starts a cleanup process, which waits until the kernel closes the
+other end of a pipe; that happens when its starter ends. Signals to the starter's process group do not reach the cleanup process.
+The cleanup process is not a child of its starter either, because Ray ends the children of an actor that it kills.
 
-    driver ── pipe ──► stands by ── kills Ray's agents, which stay for a minute, and all other processes of the run on this node
-    engine ── pipe ──► stands by ── kills its processes, which hold GPU memory, and removes their files in shared memory
+    driver ── pipe ──► cleanup ── kills Ray's agents, which stay for a minute, and all other processes of the run on this node
+    engine ── pipe ──► cleanup ── kills the engine's processes, which hold GPU memory, and removes their files in shared memory
 """
 
 import json
@@ -19,8 +19,8 @@ from pathlib import Path
 
 START_S = 30.0
 ENGINE_MARK = "OPEN_INSTRUCT_STARTED_BY"
-"""Variable in the environment of all processes that are started while an engine is made. A process with this name in its command
-line cleans up after an engine."""
+"""Variable in the environment of all processes that are started while an engine is created. A process with this name in its
+command line is a cleanup process of an engine."""
 _CLEANUP = f"""
 import json, os, signal, sys, time
 
@@ -92,14 +92,14 @@ for path in files:
 
 
 class CleanupProcess:
-    """When this process has ended, kills all processes with `mark` (`NAME=value`) in their environment, and removes `files`."""
+    """Once this process has ended, kills all processes with `mark` (`NAME=value`) in their environment, and removes `files`."""
 
     def __init__(self, mark: str, files: Iterable[Path] = ()) -> None:
         command = [sys.executable, "-S", "-c", _CLEANUP, mark, *map(str, files)]
         pipe = subprocess.PIPE
         self._started = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
         self.pid = int(self._answer())
-        self._started.wait(timeout=START_S)  # the started process has forked the one that stands by, and ends
+        self._started.wait(timeout=START_S)  # the started process has forked the cleanup process, and ends
 
     def tell(self, processes: Iterable[int], files: Iterable[Path] = ()) -> None:
         """Have these processes killed and these files removed too."""
@@ -110,7 +110,7 @@ class CleanupProcess:
         self._answer()
 
     def dismiss(self) -> None:
-        """There is nothing to clean up any more."""
+        """End the cleanup process, because there is nothing to clean up any more."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 

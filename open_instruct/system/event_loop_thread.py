@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for calls that wait for servers and processes."""
+"""An event loop in a separate thread, for calls that wait for servers and processes."""
 
 import asyncio
 import threading
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 CLOSE_S = 5.0
-"""Seconds that calls have to end after `close`."""
+"""Seconds that calls may take to end after `close`."""
 
 
 class EventLoopThread:
-    """The thread starts with the first call."""
+    """An event loop in a thread, which starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -23,7 +23,7 @@ class EventLoopThread:
         self._closed = False
 
     def submit(self, call: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """A future of what the coroutine of `call` returns. Raises `RuntimeError` once this is closed."""
+        """A future for the result of the coroutine that `call` returns. Raises `RuntimeError` after `close`."""
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"{self._name} is closed")
@@ -34,7 +34,7 @@ class EventLoopThread:
             return asyncio.run_coroutine_threadsafe(call(), self._loop)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        """Cancel all calls, await `last`, and end the thread; within about 10 s, whatever a call does."""
+        """Cancel all calls, await `last`, and end the thread. Takes at most about 10 s, whatever a call does."""
         with self._lock:
             self._closed = True
             loop, thread = self._loop, self._thread

@@ -1,4 +1,4 @@
-"""What a signal does to a run, whichever program started it: the exception that ends the run, exit codes, a closed terminal."""
+"""How a run reacts to signals, in every program: the exception that ends the run, the exit codes, and a closed terminal."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130
 
 
 class Interrupted(BaseException):
-    """A signal asked the run to end. It is not a failure, so it is no `Exception`, and code that catches those lets it pass."""
+    """A signal asked the run to end. This is not a failure, so it is no `Exception`, and `except Exception` does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -30,14 +30,14 @@ def exit_code_of(number: int) -> int:
 
 @contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """In the block, SIGTERM and Ctrl-C end this process with their exit codes. This is for times when there is nothing to save:
-    while options and data are read, and after the last checkpoint. The step loop has its own handlers. A closed terminal (SIGHUP)
-    does not end the process.
+    """In the block, SIGTERM and Ctrl-C end this process with their exit codes. Use it while there is nothing to save: while
+    options and data are read, and after the last checkpoint. The step loop has its own handlers. A closed terminal (SIGHUP) does
+    not end the process.
     """
     handlers = {signal.SIGTERM: _leave, signal.SIGINT: _leave, signal.SIGHUP: _go_on_without_terminal}
     before = {number: signal.getsignal(number) for number in handlers}
     for number, handler in handlers.items():
-        if before[number] is not signal.SIG_IGN:  # with nohup SIGHUP is ignored and stays so
+        if before[number] is not signal.SIG_IGN:  # nohup ignores SIGHUP, and that must stay so
             signal.signal(number, handler)
     try:
         yield
@@ -66,11 +66,11 @@ def _go_on_without_terminal(number: int, _frame: FrameType | None) -> None:
 
 
 def tell(text: str) -> None:
-    """Print. If nobody reads the output any more (a closed pipe or terminal), go on without printing."""
+    """Print `text`. If stdout has no reader any more (a closed pipe or terminal), go on without printing."""
     try:
         print(text, flush=True)
     except OSError as error:
-        _point_nowhere(sys.stdout.fileno())  # else Python fails at its end, when it writes the rest of the buffer
+        _point_nowhere(sys.stdout.fileno())  # else Python fails on exit, when it writes the rest of the buffer
         logger.warning("stdout is closed (%s): the run goes on without printing", error)
 
 

@@ -1,4 +1,4 @@
-"""What the kernel says about a process."""
+"""Facts that the kernel reports about a process."""
 
 import os
 from contextlib import suppress
@@ -11,7 +11,7 @@ STOPPED = frozenset("Tt")
 
 
 def is_stopped(process: psutil.Process) -> bool:
-    """Whether SIGSTOP, a debugger or a frozen container has stopped the process: it exists, but does and answers nothing."""
+    """Whether SIGSTOP, a debugger or a frozen container has stopped the process. A stopped process exists but does nothing."""
     with suppress(psutil.Error):
         return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False
@@ -31,8 +31,8 @@ def process_table() -> dict[int, tuple[str, int]]:
 def is_in_exec(directory: Path) -> bool:
     """Whether the process of this directory of `/proc`, which showed no command line, is about to run a program.
 
-    For a moment in `exec` the kernel shows neither command line nor environment, as it does of zombies and of its own threads for
-    good. These have no program. Where a command line is shown, the environment is there too.
+    For a moment in `exec` the kernel shows neither the command line nor the environment of a process. For zombies and for its own
+    threads the kernel never shows them, but these have no program. If a command line is shown, so is the environment.
     """
     with suppress(OSError):
         return bool((directory / "exe").readlink())

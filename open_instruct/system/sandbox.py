@@ -1,16 +1,16 @@
-"""A jail for a process that handles what a model wrote.
+"""A jail for a process that handles output of a model.
 
-    environment(extra)         variables for the new process: a list of harmless ones, so that no key comes along
+    environment(extra)         variables for the new process: only harmless ones, so that it inherits no key
     limit_resources(jail)      memory, open files                                 setrlimit
-    restrict_files(jail)       reads below `jail.readable`, and nothing else      Landlock; it forbids network and signals, too
-    restrict_calls()           no network, no processes, no signals, no writing   a seccomp filter: what is not listed is refused
+    restrict_files(jail)       reads below `jail.readable`, and nothing else      Landlock, which also forbids network and signals
+    restrict_calls()           no network, no processes, no signals, no writing   a seccomp filter, which refuses unlisted calls
 
-A process calls these functions on itself. It calls the last one when all that it still needs is to compute and to use the files
-and sockets that are open already. Neither the process nor its children can undo them. They work on Linux on x86-64 and aarch64;
-`missing()` says what this kernel lacks.
+A process calls these functions on itself. It calls `restrict_calls` once it only needs to compute and to use files and sockets
+that are already open. Neither the process nor its children can undo the restrictions. The functions work on Linux on x86-64 and
+aarch64; `missing()` says what this kernel lacks.
 
-The filter lists the system calls that are allowed, not those that are forbidden, so a system call that is added to Linux later is
-refused too. The numbers are from the kernel's `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64), the constants from
+The filter lists the allowed system calls, not the forbidden ones, so a system call that is added to Linux later is refused too.
+The numbers are from the kernel's `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64), the constants from
 `linux/landlock.h`, `linux/seccomp.h` and `linux/audit.h`.
 """
 
@@ -41,7 +41,7 @@ class Jail:
     memory_bytes: int = GIB
     """Private memory (heap, anonymous maps). Address space may be four times this, because libraries map more than they use."""
     cpu_s: int = 600
-    """Seconds of one core, from `limit_to_computing` on."""
+    """CPU time in seconds of one core, limited from `limit_to_computing` on."""
     open_files: int = 256
 
 
@@ -50,7 +50,7 @@ class JailError(RuntimeError):
 
 
 def missing() -> list[str]:
-    """The parts of a jail that this kernel does not offer, each with the reason; empty if it offers all of them."""
+    """The parts of a jail that this kernel does not offer, each with the reason; empty if it offers all parts."""
     reasons = []
     if _machine() is None:
         reasons.append(
@@ -73,9 +73,9 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 def python_files(modules: Iterable[str] = ()) -> tuple[str, ...]:
-    """Files and directories that Python must read to import installed packages, `modules`, and whatever they import.
+    """Files and directories that Python must read to import installed packages, `modules`, and everything that they import.
 
-    Only those directories on `sys.path` that belong to the installation are included, because another may be somebody's home.
+    From `sys.path` only directories of the installation are included, because another directory may be a user's home.
     """
     installed = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith(("-packages", ".zip")))]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime"]
@@ -109,10 +109,10 @@ def limit_resources(jail: Jail) -> None:
 
 
 def limit_to_computing(jail: Jail) -> None:
-    """Limit CPU time, and let no file grow and no process start. Every kernel has these limits, even one without seccomp."""
+    """Limit CPU time, and let no file grow and no process start. Every kernel has these limits, even a kernel without seccomp."""
     _lower(resource.RLIMIT_CPU, jail.cpu_s)
     _lower(resource.RLIMIT_FSIZE, 0)
-    _lower(resource.RLIMIT_NPROC, 0)  # binds everybody but root
+    _lower(resource.RLIMIT_NPROC, 0)  # holds for every user except root
 
 
 def _lower(name: int, limit: int) -> None:
@@ -138,11 +138,11 @@ def landlock_version() -> int:
 
 
 def restrict_files(jail: Jail) -> None:
-    """From now on this process can open only what `jail.readable` names, for reading; no TCP connection (since Linux 6.7); and it
-    cannot signal a process outside (since 6.12).
+    """From now on this process can open only the files in `jail.readable`, and only for reading. It can make no TCP connection
+    (since Linux 6.7), and cannot signal a process outside the jail (since 6.12).
 
-    This holds for the calling thread and threads that start later, so call it before there are other threads. Raises `JailError`
-    if the kernel has no Landlock.
+    This holds for the calling thread and for threads that start later, so call it before the process has other threads. Raises
+    `JailError` if the kernel has no Landlock.
     """
     version = landlock_version()
     if version == 0:
@@ -272,13 +272,14 @@ _WITH_ARGUMENTS: dict[str, tuple[int | None, int | None]] = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | 0o20000000  # the last is O_TMPFILE without O_DIRECTORY
 _MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 _CLONE_THREAD = 0x00010000
-_HARMLESS_IOCTLS = (0x5401, 0x5413, 0x5450, 0x5451)  # is it a terminal, how large; not inherited, inherited
+_HARMLESS_IOCTLS = (0x5401, 0x5413, 0x5450, 0x5451)  # is it a terminal, its size; whether a child inherits the file
 _HARMLESS_FCNTLS = (0, 1, 2, 3, 4, 1030)  # duplicate, flags
 _HARMLESS_PRCTLS = (15, 16)  # the thread's name
 
 
 def restrict_calls(jail: Jail) -> None:
-    """From now on this process can compute, read what it may read, and write to what is open; any other system call fails.
+    """From now on this process can compute, read the files that it may read, and write to files that are open already. Any other
+    system call fails.
 
     Raises `JailError` if the kernel has no filters.
     """
@@ -295,7 +296,7 @@ def restrict_calls(jail: Jail) -> None:
 
 
 def _program(machine: "_Machine") -> bytes:
-    """The filter as instructions for the kernel. It compares a call with each listed call in turn, and refuses all others."""
+    """The filter as instructions for the kernel. It compares a call with each listed call in turn, and refuses other calls."""
     lines = [_line(_LOAD, 4), *_unless_equal(machine.audit, [_line(_RETURN, _KILL)]), _line(_LOAD, 0)]
     for numbers in _CALLS.values():
         number = numbers[machine.column]
@@ -319,7 +320,7 @@ def _body(name: str) -> list[bytes]:
         return [_argument(3), _line(_ANY_BIT, _MAP_ANONYMOUS, 0, 2), _line(_ANY_BIT, _MAP_SHARED, 0, 1), refuse, allow]
     if name == "clone":
         return [_argument(0), _line(_ANY_BIT, _CLONE_THREAD, 1, 0), refuse, allow]
-    if name == "prlimit64":  # allowed only without a new limit, which asks for the present limit
+    if name == "prlimit64":  # allowed only without a new limit; then the call reads the current limit
         return [_argument(2), _line(_EQUAL, 0, 0, 2), _argument(2, high=True), _line(_EQUAL, 0, 1, 0), refuse, allow]
     if name in ("kill", "tgkill"):
         return [_argument(0), _line(_EQUAL, os.getpid(), 1, 0), refuse, allow]
@@ -350,7 +351,7 @@ class _Machine:
     column: int
     """Column in the tables of system call numbers."""
     audit: int
-    """The kernel's name for the instruction set. A call by another instruction set (32 bits) ends the process."""
+    """The kernel's number for the instruction set. A call from another instruction set (32 bits) ends the process."""
 
 
 def _machine() -> _Machine | None:
@@ -385,5 +386,5 @@ def die_with_parent(parent: int) -> None:
 
 
 def be_killed_first() -> None:
-    """If memory runs out, the kernel ends this process before other processes."""
+    """If memory runs out, the kernel kills this process before other processes."""
     Path("/proc/self/oom_score_adj").write_text("1000")

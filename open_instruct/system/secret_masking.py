@@ -23,13 +23,13 @@ _HEADER = re.compile(
 _NAMED_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|_PASS$|_PWD$|_AUTH$", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 SHORTEST = 8
-"""Values of variables that are shorter, in characters, are not masked, because they may equal ordinary words."""
+"""Values of variables with fewer characters are not masked, because they may equal ordinary words."""
 MASK = "***"
 
 
 def without_secrets(text: str) -> str:
-    """The text with `***` in place of everything that looks like a secret, of the value of each environment variable whose name
-    says that it is a secret, and of passwords in variables that hold an address (such as a proxy's).
+    """The text with `***` in place of secrets: everything that looks like a secret, the value of each environment variable whose
+    name says that it is a secret, and passwords in variables that hold an address (such as a proxy's).
     """
     for secret in _secrets_of_environment():
         if (
@@ -59,7 +59,7 @@ def masked(value: Any) -> Any:
 
 
 def mask_tracebacks() -> None:
-    """Mask secrets in the traceback with which this process may end."""
+    """Mask secrets in the traceback if this process ends with an error."""
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.stderr.write(without_secrets("".join(traceback.format_exception(kind, error, trace))))

@@ -1,8 +1,8 @@
-"""Cores that learners and engines of one machine share while they compute at the same time, on CPU.
+"""Divides the cores of one machine among the learners and engines that compute at the same time, on CPU.
 
-A process that computes takes as many threads as there are cores, divided by the processes that compute now. Example: on 2 cores
-an engine and a learner have one thread each, and the learner has both cores while the engine waits for weights. All of them have
-one small file mapped, in which each says in a byte of its own whether it computes.
+The number of threads of a process that computes is the number of cores divided by the number of processes that compute now.
+Example: on 2 cores an engine and a learner have one thread each, and the learner has both cores while the engine waits for
+weights. All processes map the same small file, and each process writes in its own byte of the file whether it computes.
 """
 
 import mmap
@@ -15,40 +15,40 @@ from pathlib import Path
 from open_instruct.device import num_cores
 
 FILE_NAME = "cores"
-"""Of the file, among the files of a run."""
+"""Name of the file among the files of a run."""
 NUM_PLACES = 256
-"""Bytes of the file. Processes whose numbers are this far apart share a byte."""
+"""Size of the file in bytes. Processes whose numbers differ by this share a byte."""
 
 
 @dataclass(frozen=True)
 class CorePlace:
-    """Which of the run's processes this process is, for `SharedCores`: learners first, then engines."""
+    """Position of this process among the run's processes, for `SharedCores`: learners first, then engines."""
 
     number: int = 0
     num_workers: int = 1
-    """Processes that compute where this process says so; more than one where an engine has workers of its own."""
+    """Number of processes that compute when this process computes; more than 1 if an engine has workers of its own."""
 
 
 ALONE = CorePlace()
 
 
 class SharedCores:
-    """One process's share of the cores of its machine. The thread that computes calls it.
+    """One process's share of the cores of its machine. Only the thread that computes calls it.
 
-    Without `file` nothing is shared, and the threads stay as they are.
+    Without `file` no cores are shared, and the number of threads does not change.
     """
 
     def __init__(self, file: Path | None = None, place: CorePlace = ALONE) -> None:
         self._byte, self._num_workers = place.number % NUM_PLACES, place.num_workers
         self._num_cores = num_cores()
         self._computing: mmap.mmap | None = None
-        """Of each place, the number of workers that compute."""
+        """Number of workers that compute, for each place."""
         if file is not None:
             self._computing = _mapped(file)
-            self.rest()  # a process that died here before can have left its byte
+            self.rest()  # an earlier process at this place may have died without resetting the byte
 
     def compute(self) -> None:
-        """This process computes from now on, with its share of the cores. Call it again before each piece of work, because the
+        """From now on this process computes, with its share of the cores. Call it again before each piece of work, because the
         share changes."""
         if self._computing is None:
             return
@@ -56,11 +56,11 @@ class SharedCores:
         import torch
 
         share = max(self._num_cores // sum(self._computing[:]), 1)
-        if share != torch.get_num_threads():  # of the calling thread
+        if share != torch.get_num_threads():  # the setting of the calling thread
             torch.set_num_threads(share)
 
     def rest(self) -> None:
-        """This process computes nothing until the next `compute`, so the others have its cores."""
+        """This process computes nothing until the next `compute`, so the other processes get its cores."""
         if self._computing is not None:
             self._computing[self._byte] = 0
 
@@ -75,7 +75,7 @@ class SharedCores:
 
 
 def _mapped(file: Path) -> mmap.mmap:
-    """The file, which is made if it is new: then all its bytes are 0."""
+    """The file, mapped. A new file is created with all bytes 0."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.truncate(descriptor, NUM_PLACES)

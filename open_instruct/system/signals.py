@@ -1,4 +1,4 @@
-"""Turns SIGTERM and SIGINT into a question that the step loop asks wherever it can end."""
+"""Remembers SIGTERM and SIGINT, so that the step loop can check for them wherever it can end."""
 
 import signal
 from types import FrameType
@@ -13,7 +13,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         self.is_told = False
-        """Whether the log reports the signal."""
+        """Whether the signal has been logged or raised already."""
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:

@@ -1,4 +1,4 @@
-"""Threads of one actor. They share a lock, the first error in one of them ends the run, and they end together."""
+"""Background threads of one actor. They share a lock, an error in any of them ends the run, and they end together."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 POLL_S = 0.5
-"""Longest wait of a background thread before it looks whether it should stop."""
+"""Longest wait of a background thread before it checks whether it should stop."""
 
 
 class ThreadFailed(RuntimeError):
@@ -14,14 +14,14 @@ class ThreadFailed(RuntimeError):
 
 
 class WorkThreads:
-    """The threads, and the lock that guards the data that they share. `owner` is the name of the actor in messages.
+    """The threads, and the lock that guards their shared data. `owner` is the name of the actor in messages.
 
-    The next `raise_error` raises an error of a thread, so a caller learns of the error although it does not watch the thread.
+    `raise_error` raises the error of a thread in its caller, which need not watch the threads.
     """
 
     def __init__(self, owner: str) -> None:
         self.lock = threading.Condition()
-        """Notified whenever something has happened for which a thread or a caller may wait."""
+        """Notified after every event for which a thread or a caller may wait."""
         self.stopping = threading.Event()
         self._owner = owner
         self._error: BaseException | None = None
@@ -32,7 +32,7 @@ class WorkThreads:
         return bool(self._running)
 
     def start(self, *works: Callable[[], None]) -> None:
-        """Run each function of `works` in a thread with the name of the function."""
+        """Run each function of `works` in a thread that has the function's name."""
         for work in works:
             thread = threading.Thread(target=self._guard, args=(work,), name=work.__name__, daemon=True)
             thread.start()
@@ -59,7 +59,8 @@ class WorkThreads:
             raise ThreadFailed(f"{self._owner} failed: {text}") from self._error
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float | None = None) -> bool:
-        """Whether `condition` became true within `timeout_s` seconds. Raises `ThreadFailed` if a thread fails meanwhile."""
+        """Wait until `condition` is true. Returns whether it was within `timeout_s` seconds. Raises `ThreadFailed` if a thread
+        fails before."""
         with self.lock:
             came_true = self.lock.wait_for(lambda: self._error is not None or condition(), timeout_s)
             self.raise_error()

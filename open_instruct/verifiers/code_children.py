@@ -4,7 +4,7 @@
         └────────► test's process: runs one test after another, asks for calls (`code_tests.py`)
 
 A test's calls are sent to the controller, which passes them on to the program's process and sends the answers back. Arguments and
-results are sent as plain data (`code_data.py`). So the only way for a program to pass a test is to return the right value.
+results are sent as plain data (`code_wire.py`). So the only way for a program to pass a test is to return the right value.
 """
 
 import fcntl
@@ -14,10 +14,10 @@ import resource
 import socket
 
 from open_instruct.system.sandbox import Jail, die_with_parent, limit_to_computing, restrict_calls
-from open_instruct.verifiers.code_data import Channel
 from open_instruct.verifiers.code_names import OFTEN_IMPORTED
 from open_instruct.verifiers.code_programs import ProgramProcess, usual_names
 from open_instruct.verifiers.code_tests import TestProcess
+from open_instruct.verifiers.code_wire import Channel
 
 GRACE_S = 1.0
 """Seconds in addition to the limit of a test, because a busy machine takes a while to start a process."""

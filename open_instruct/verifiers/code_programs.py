@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from open_instruct.verifiers.code_data import (
+from open_instruct.verifiers.code_wire import (
     OPERATORS_OF_ONE,
     OPERATORS_OF_TWO,
     Channel,

@@ -17,7 +17,7 @@ from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import Jail, missing
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S
-from open_instruct.verifiers.code_data import LARGEST_CALL, MOST_BYTES, as_json, encode
+from open_instruct.verifiers.code_wire import LARGEST_CALL, MOST_BYTES, as_json, encode
 from open_instruct.verifiers.fork_server import ForkServerStart
 from open_instruct.verifiers.registry import score_response
 from open_instruct.verifiers.scoring_processes import ForkServer, Scorer, ScoringJob, UnavailableError

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from open_instruct.verifiers.code_data import (
+from open_instruct.verifiers.code_names import names_given
+from open_instruct.verifiers.code_wire import (
     ERRORS,
     LARGEST_CALL,
     OPERATORS_OF_ONE,
@@ -23,7 +24,6 @@ from open_instruct.verifiers.code_data import (
     failure_in,
     new_module,
 )
-from open_instruct.verifiers.code_names import names_given
 
 MOST_ITEMS = 100_000
 """Most items of an iterator that a test passes to a program."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from open_instruct.config.cli import parse_args
-from open_instruct.config.foreign_options import ForeignOptions
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.open_instruct_options import ForeignOptions
 from open_instruct.config.translate import DIFFERENT, arguments_of, as_text, surroundings, translated
 from open_instruct.registry import option_kinds
 

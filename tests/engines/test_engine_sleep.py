@@ -102,7 +102,7 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.engines.engine_client import EngineClient
+    from open_instruct.engines.weight_update_client import WeightUpdateClient
     from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
     from open_instruct.run import rollout_manager
 
@@ -130,7 +130,7 @@ def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
         assert inventory()["needs_weights"]
         assert sorted(inventory()["held"]) == ["train-0", "train-1", "train-2"]
         model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
-        client = EngineClient([engine], workers_per_engine=1, timeout_s=60.0)
+        client = WeightUpdateClient([engine], workers_per_engine=1, timeout_s=60.0)
         client.begin(0)
         RayObjectSender(client=client, source=DeepSpeedWeightSource(model, zero_stage=0), is_sender=True).send_weights()
         assert client.report().confirmed == {0: 0}

@@ -12,7 +12,7 @@ from open_instruct.chat_codec import ChatCodec
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import PromptRequest, SamplingConfig
 from open_instruct.engines.vllm_tool_parsers import VllmParsers
-from open_instruct.environments.tools import schema
+from open_instruct.environments.calculator import schema
 from open_instruct.workflows.base import RolloutFailed
 from open_instruct.workflows.effects import watched
 from open_instruct.workflows.runner import EngineContext, EngineFacts, ToolBox

@@ -1,4 +1,4 @@
-"""What code could try that a model wrote, once it runs in a process of ours. Read by tests/verifiers/test_sandbox.py.
+"""What code could try that a model wrote, once it runs in a process of ours. Read by tests/system/test_sandbox.py.
 
 Each attack is Python that ends without an exception where it succeeds. `{canary}` is a file with a secret that everybody may
 write, `{directory}` its directory, `{port}` a port of 127.0.0.1 where somebody listens, `{parent}` a process outside.

@@ -14,7 +14,7 @@ from conftest import make_args
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.data_types import RolloutBatch
-from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.report.run_log import RunLog
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer

@@ -8,8 +8,7 @@ import torch
 from conftest import make_args
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.learners.deepspeed_setup import _make_scheduler
-from open_instruct.learners.optimizer_step import take_rates
+from open_instruct.learners.learning_rate import make_schedule, take_rates
 
 NAMES = get_args(get_type_hints(GRPOConfig)["lr_scheduler_type"])
 
@@ -24,7 +23,7 @@ def rates(name: str, *, warmup_ratio: float = 0.2, num_steps: int = 10) -> list[
     """The learning rate of each step, where 1 is the peak."""
     args = args_of_run(num_steps, lr_scheduler_type=name, warmup_ratio=warmup_ratio)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = _make_scheduler(args, optimizer)
+    schedule = make_schedule(args, optimizer)
     found = []
     for _ in range(num_steps):
         found.append(schedule.get_last_lr()[0])
@@ -70,7 +69,7 @@ def test_a_resumed_run_goes_on_with_the_rate_of_its_options(name: str) -> None:
         )
         weights = [torch.nn.Parameter(torch.zeros(1))]
         optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=weight_decay)
-        return SimpleNamespace(optimizer=optimizer, lr_scheduler=_make_scheduler(args, optimizer)), args
+        return SimpleNamespace(optimizer=optimizer, lr_scheduler=make_schedule(args, optimizer)), args
 
     def train(engine: Any, num_steps: int) -> list[float]:
         found = []
@@ -96,5 +95,5 @@ def test_a_resumed_run_clips_at_the_limit_of_its_options() -> None:
     args = args_of_run(10, max_grad_norm=0.1)
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     zero = SimpleNamespace(optimizer=optimizer, clip_grad=1.0)
-    take_rates(SimpleNamespace(optimizer=zero, lr_scheduler=_make_scheduler(args, optimizer)), args)
+    take_rates(SimpleNamespace(optimizer=zero, lr_scheduler=make_schedule(args, optimizer)), args)
     assert zero.clip_grad == 0.1

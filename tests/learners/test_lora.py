@@ -12,7 +12,7 @@ from learner_group import LEARNING_RATE, Learners, make_samples
 from model_families import FAMILIES, build_model
 
 from open_instruct.data_types import GenerationResult, SamplingConfig, TrainingSample
-from open_instruct.engines.engine_client import EngineClient
+from open_instruct.engines.weight_update_client import WeightUpdateClient
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.lora import ModelWithoutAdapter, add_adapter, merged_name, save_adapter
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
@@ -143,7 +143,7 @@ def test_names() -> None:
     assert merged_name("model.norm.weight") == "model.norm.weight"
 
 
-class CountingClient(EngineClient):
+class CountingClient(WeightUpdateClient):
     num_bytes = 0
     """Of all weights that were sent."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from weight_changes import change, largest_difference
 
 from open_instruct.data_types import GenerationResult, SamplingConfig
-from open_instruct.engines.engine_client import EngineClient
+from open_instruct.engines.weight_update_client import WeightUpdateClient
 from open_instruct.learners import weight_sync
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender, pack_buckets
 
@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
         [engine] = rollout_manager.create_rollout_engines(args, None, queues=queues, max_model_len=MAX_MODEL_LEN)
     module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     original = {name: value.clone() for name, value in module.state_dict().items()}
-    client = EngineClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
+    client = WeightUpdateClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
     sender = RayObjectSender(client=client, source=DeepSpeedWeightSource(module, zero_stage=0), is_sender=True)
     yield SimpleNamespace(engine=engine, module=module, model=LogProbModel(module), client=client, sender=sender)
     module.load_state_dict(original)
@@ -102,7 +102,7 @@ def test_an_engine_that_stood_still_in_an_update_serves_no_mixture_afterwards(
                 yield weight
 
     change(pair.module, seed=21)
-    client = EngineClient([pair.engine], workers_per_engine=1, timeout_s=1.0)
+    client = WeightUpdateClient([pair.engine], workers_per_engine=1, timeout_s=1.0)
     client.begin(21)
     source = SourceWithAStop(pair.module, zero_stage=0)
     try:

@@ -30,8 +30,8 @@ from controller_stage import (  # noqa: F401 - fixtures
 
 from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts import result_scoring
+from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.prompt_requests import request_seed
-from open_instruct.rollouts.staleness import CONSUMED
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.rc.workflow import ReasoningCache

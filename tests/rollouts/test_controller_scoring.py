@@ -34,7 +34,7 @@ from played_teachers import TOP_K, PlayedTeacher, said_of
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts import controller as rollout
-from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD
+from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD
 from open_instruct.verifiers.scoring_processes import Scored
 
 # --- groups that teach nothing ----------------------------------------------------------------------------------------

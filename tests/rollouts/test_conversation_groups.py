@@ -10,8 +10,9 @@ from conftest import make_args
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics
 from open_instruct.rollouts.batch_metrics import freshness_metrics, response_metrics, step_metrics
 from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
+from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD, IssuedPrompt
 from open_instruct.rollouts.result_scoring import _comparable, _num_responses
-from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
+from open_instruct.rollouts.staleness import Assignment
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly, pass_rate
 from open_instruct.scored_groups import ScoredGroup, last_samples
 

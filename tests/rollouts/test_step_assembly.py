@@ -12,7 +12,8 @@ from group_fakes import ended_by, make_result
 
 from open_instruct.data_types import TokenStatistics, TrainingSample
 from open_instruct.rollouts.batch_producer import BatchProducer
-from open_instruct.rollouts.staleness import CONSUMED, MASKED, ZERO_STD, Assignment, IssuedPrompt
+from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD, IssuedPrompt
+from open_instruct.rollouts.staleness import Assignment
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly, pass_rate
 from open_instruct.scored_groups import ScoredGroup, split
 

@@ -16,7 +16,7 @@ from open_instruct.cluster.placement_plan import Node
 from open_instruct.device import Device
 from open_instruct.device_memory import DeviceMemory, memory_of_machine_bytes
 from open_instruct.engines.engine_memory import EngineMemory, engine_memory, page_locked_bytes, teacher_memory
-from open_instruct.learners.memory import LearnerMemory, MainMemory
+from open_instruct.learners.memory_estimate import LearnerMemory, MainMemory
 from open_instruct.run import dry_run, main_memory, teachers
 from open_instruct.run.dry_run import _rows, _shortage
 from open_instruct.run.main_memory import NodeLoad, node_bytes, node_loads

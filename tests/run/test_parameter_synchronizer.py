@@ -9,7 +9,7 @@ from conftest import make_args
 from driver_fakes import FakeSupervisor
 
 from open_instruct.cluster.failures import DO_NOT_FIT, ComponentDied, WeightsDiffer
-from open_instruct.engines.engine_client import HELD_UP, UpdateReport
+from open_instruct.engines.weight_update_client import HELD_UP, UpdateReport
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.system.signals import Signals

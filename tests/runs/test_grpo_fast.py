@@ -25,7 +25,7 @@ from whole_runs import (
 )
 
 from open_instruct.report.metric_names import find
-from open_instruct.rollouts.staleness import RUN_ENDED
+from open_instruct.rollouts.prompt_ledger import RUN_ENDED
 from open_instruct.storage.checkpoints import files_in, sync_files_of_rank
 
 NUM_STEPS = 8

@@ -65,7 +65,7 @@ class PlainLoop:
     def __init__(self, ray: Any, engine: Any, args: GRPOConfig) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from open_instruct.engines.engine_client import EngineClient
+        from open_instruct.engines.weight_update_client import WeightUpdateClient
         from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
         self.ray, self.engine, self.args = ray, engine, args
@@ -74,7 +74,7 @@ class PlainLoop:
         self.tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path)
         self.model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.learning_rate, weight_decay=0.0)
-        self.client = EngineClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
+        self.client = WeightUpdateClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
         self.sender = RayObjectSender(
             client=self.client, source=DeepSpeedWeightSource(self.model, zero_stage=0), is_sender=True
         )

@@ -18,7 +18,7 @@ from open_instruct.cluster import bundles
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.data_types import PromptRequest, SamplingConfig
-from open_instruct.engines.engine_client import HELD_UP, EngineClient, UpdateAbandoned
+from open_instruct.engines.weight_update_client import HELD_UP, UpdateAbandoned, WeightUpdateClient
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
 from open_instruct.run import engine_supervisor, rollout_manager
 from open_instruct.run.components import Components
@@ -348,7 +348,7 @@ def test_without_restarts_the_first_death_ends_the_run(stage: Callable[..., Stag
 # --- one update, several engines --------------------------------------------------------------------------------------
 
 
-def send(client: EngineClient, version: int) -> None:
+def send(client: WeightUpdateClient, version: int) -> None:
     client.begin(version)
     RayObjectSender(client=client, source=weights(), is_sender=True).send_weights()
 
@@ -361,7 +361,7 @@ def weights() -> DeepSpeedWeightSource:
 def test_an_engine_that_hangs_does_not_cost_the_others_the_update(stage: Callable[..., Stage], call: str) -> None:
     play = stage({"hangs_on": call}, num_engines=3)
     limit_s = 4.0
-    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=limit_s)
+    client = WeightUpdateClient(play.engines, workers_per_engine=1, timeout_s=limit_s)
     started = time.monotonic()
     send(client, 4)
     assert time.monotonic() - started < 3 * limit_s  # and not once for each call of the update
@@ -377,7 +377,7 @@ def test_engines_that_hang_one_after_another_cost_an_update_at_most_twice_its_li
 ) -> None:
     play = stage({"hangs_on": "start"}, {"hangs_on": "update"}, {"hangs_on": "finish"}, num_engines=3)
     limit_s = 3.0
-    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=limit_s)
+    client = WeightUpdateClient(play.engines, workers_per_engine=1, timeout_s=limit_s)
     started = time.monotonic()
     send(client, 4)
     assert time.monotonic() - started < 2.7 * limit_s
@@ -386,7 +386,7 @@ def test_engines_that_hang_one_after_another_cost_an_update_at_most_twice_its_li
 
 def test_where_all_receive_in_one_collective_nothing_is_sent_without_one_of_them(stage: Callable[..., Stage]) -> None:
     play = stage({"fails_on": "start"})
-    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=5.0, in_one_group=True)
+    client = WeightUpdateClient(play.engines, workers_per_engine=1, timeout_s=5.0, in_one_group=True)
     client.begin(4, engines=[1])
     with pytest.raises(UpdateAbandoned):
         client.start_weight_update()
@@ -396,7 +396,7 @@ def test_where_all_receive_in_one_collective_nothing_is_sent_without_one_of_them
 
 def test_failure_in_a_collective_lets_those_go_who_wait_in_it(stage: Callable[..., Stage]) -> None:
     play = stage({"waits_on": "update"}, {"fails_on": "update"}, num_engines=3)
-    client = EngineClient(play.engines, workers_per_engine=1, timeout_s=60.0, in_one_group=True)
+    client = WeightUpdateClient(play.engines, workers_per_engine=1, timeout_s=60.0, in_one_group=True)
     aborted: list[bool] = []
     client.abort_group = lambda: aborted.append(True)
     client.begin(4)
@@ -544,7 +544,7 @@ class LocalLearner:
         self.version = 0
 
     def async_init_weight_update_connections(self, _manager: object, engines: dict[int, Any]) -> list[Any]:
-        self._client = EngineClient(engines, workers_per_engine=1, timeout_s=60.0)
+        self._client = WeightUpdateClient(engines, workers_per_engine=1, timeout_s=60.0)
         return [self._ray.put({})]
 
     def shut_down(self) -> None:

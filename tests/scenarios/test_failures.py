@@ -150,7 +150,7 @@ def test_an_engine_that_dies_in_the_middle_of_an_update_does_not_hinder_the_othe
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.engines.engine_client import EngineClient
+    from open_instruct.engines.weight_update_client import WeightUpdateClient
     from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
 
     survivor, victim = engines.actors[0], own_engine.actor
@@ -164,7 +164,7 @@ def test_an_engine_that_dies_in_the_middle_of_an_update_does_not_hinder_the_othe
                     os.kill(pid, signal.SIGKILL)
                 yield weight
 
-    client = EngineClient([survivor, victim], workers_per_engine=1, timeout_s=60.0)
+    client = WeightUpdateClient([survivor, victim], workers_per_engine=1, timeout_s=60.0)
     client.begin(11)
     RayObjectSender(client=client, source=SourceWithADeath(model, zero_stage=0), is_sender=True).send_weights()
     report = client.report()
@@ -179,14 +179,14 @@ def test_an_engine_that_dies_in_the_middle_of_an_update_does_not_hinder_the_othe
         logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
     np.testing.assert_allclose(result.logprobs[0], logprobs[len(prompts[0]) - 1 :].numpy(), atol=1e-4)
 
-    client = EngineClient([survivor], workers_per_engine=1, timeout_s=60.0)  # shared: leave it as it was
+    client = WeightUpdateClient([survivor], workers_per_engine=1, timeout_s=60.0)  # shared: leave it as it was
     original = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
     RayObjectSender(client=client, source=DeepSpeedWeightSource(original, zero_stage=0), is_sender=True).send_weights()
 
 
 def test_calls_of_an_update_that_was_given_up_are_refused(ray_session: Any, engines: SimpleNamespace) -> None:
     engine = engines.actors[0]
-    newer = time.monotonic_ns()  # as EngineClient.begin counts
+    newer = time.monotonic_ns()  # as WeightUpdateClient.begin counts
     ray_session.get(engine.start_weight_update.remote(newer), timeout=TIMEOUT_S)
     for call in (
         engine.start_weight_update.remote(newer - 1),
@@ -254,7 +254,7 @@ def test_weights_change_while_64_responses_are_sampled(
     from ray.util.queue import Queue
     from transformers import AutoModelForCausalLM
 
-    from open_instruct.engines.engine_client import EngineClient
+    from open_instruct.engines.weight_update_client import WeightUpdateClient
     from open_instruct.learners.weight_sync import DeepSpeedWeightSource, RayObjectSender
     from open_instruct.run import rollout_manager
 
@@ -266,7 +266,7 @@ def test_weights_change_while_64_responses_are_sampled(
     config = SamplingConfig(max_tokens=90, n=8, ignore_eos=True)
     queues[0].put([PromptRequest(prompts[i], config, i, f"train-{i}", 0) for i in range(8)], timeout=TIMEOUT_S)
     model = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32)
-    client = EngineClient([engine], workers_per_engine=1, timeout_s=60.0)
+    client = WeightUpdateClient([engine], workers_per_engine=1, timeout_s=60.0)
     sender = RayObjectSender(client=client, source=DeepSpeedWeightSource(model, zero_stage=0), is_sender=True)
     for version in (1, 2, 3):
         client.begin(version)

@@ -23,7 +23,7 @@ from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
 from weight_changes import change, largest_difference
 
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
-from open_instruct.engines.engine_client import UpdateReport
+from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.weight_link import LinkOptions, WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource

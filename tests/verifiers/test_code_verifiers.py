@@ -23,9 +23,9 @@ from rc_fakes import free_port
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import Jail, limit_resources, python_files, restrict_files
 from open_instruct.verifiers import code_children, code_server, code_verifiers
-from open_instruct.verifiers.code_data import TooMuch, decode, encode
 from open_instruct.verifiers.code_runs import CodeRuns
 from open_instruct.verifiers.code_verifiers import read_list
+from open_instruct.verifiers.code_wire import TooMuch, decode, encode
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import check_label, import_verifiers
 from open_instruct.verifiers.scoring_processes import Scorer

@@ -11,7 +11,8 @@ import pytest
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
 from open_instruct.rollouts.collation import collate_packed, collate_padded
 from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
-from open_instruct.rollouts.staleness import Assignment, IssuedPrompt
+from open_instruct.rollouts.prompt_ledger import IssuedPrompt
+from open_instruct.rollouts.staleness import Assignment
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.scored_groups import ScoredGroup, split
 from open_instruct.workflows.rc import rewards as rc_rewards

@@ -9,8 +9,8 @@ An advantage is a function of the rewards of one group. To add one, write a file
     def median(rewards_G, options):
         return rewards_G - np.median(rewards_G)
 
-An advantage that is registered with `over_step=f` is completed by `f(advantages_N, num_tokens_N)` over all N responses of a
-training step, where `num_tokens_N` are their trained tokens.
+If an advantage is registered with `over_step=f`, then `f(advantages_N, num_tokens_N)` makes the final advantages of all N
+responses of a training step, where `num_tokens_N` are their numbers of trained tokens.
 """
 
 from open_instruct.algorithms.advantages.base import ADVANTAGES, Advantage, group_advantages

@@ -1,4 +1,4 @@
-"""What an advantage is, and the table of advantages."""
+"""The interface of an advantage function, and the table of advantages."""
 
 import functools
 import inspect
@@ -10,8 +10,8 @@ import numpy as np
 from open_instruct.registry import Registry
 
 Advantage = Callable[..., np.ndarray]
-"""`(rewards_G, options) -> advantages_G`, or `(rewards_G, options, *, lengths_G)`: all are (G,), the rewards float64, the lengths
-the numbers of response tokens; the result is rounded to float32. A group may have any number of responses, also one."""
+"""`(rewards_G, options) -> advantages_G`, or `(rewards_G, options, *, lengths_G)`. All are (G,): the rewards float64, the lengths
+the numbers of response tokens. The result is rounded to float32. A group may have any number of responses, even one."""
 
 ADVANTAGES: Registry[Advantage] = Registry("advantage", flag="advantage_normalization_type")
 
@@ -22,7 +22,7 @@ def group_advantages(
     """(G,) float32: the advantages of one group's responses, from the function that is registered under `name`.
 
     Args:
-        lengths_G: (G,) response tokens, for functions that ask for them; by default 1 each.
+        lengths_G: (G,) numbers of response tokens, for functions that have this argument; by default 1 each.
 
     Raises:
         UnknownName: there is no such function.

@@ -8,10 +8,10 @@ from open_instruct.registry import NoOptions
 
 @ADVANTAGES.register("maxrl")
 def maxrl(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
-    """`(reward - mean) / mean` (MaxRL, arXiv:2602.02710), whose expected gradient comes closer to that of the log-likelihood of a
-    right answer the larger the group is. Rewards 1, 0, 0, 0 give 3, -1, -1, -1. Without any reward it is 0.
+    """`(reward - mean) / mean` (MaxRL, arXiv:2602.02710). The larger the group, the closer its expected gradient is to that of
+    the log-likelihood of a right answer. Rewards 1, 0, 0, 0 give 3, -1, -1, -1. If all rewards are 0, the advantages are 0.
 
-    A negative reward, which an environment may give, counts as 0, because nothing is less than a failure here. Rewards 1, -1, 0,
+    A negative reward, which an environment may give, counts as 0, because here nothing is worse than a failure. Rewards 1, -1, 0,
     0 give 3, -1, -1, -1 too.
     """
     del options

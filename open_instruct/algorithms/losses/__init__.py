@@ -9,8 +9,8 @@ A loss is a function of `LossInputs` and of its own options. To add one, write a
     def reinforce(inputs, options):
         return -inputs.advantages * inputs.new_logprobs, {}
 
-A loss that is registered with `denominator="sequence"` is divided in that way where `--loss_denominator` is not given; without it
-by the number of tokens.
+`denominator="sequence"` in the registration sets the loss's default for `--loss_denominator`. Otherwise the loss is by default
+divided by the number of tokens.
 """
 
 from open_instruct.algorithms.losses.base import LOSSES, Loss, LossInputs, check_shape, losses_of_tokens

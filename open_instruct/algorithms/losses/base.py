@@ -1,4 +1,4 @@
-"""What a policy loss is, and the table of losses."""
+"""The interface of a policy loss, and the table of losses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 MAX_LOG_RATIO = 44.0
-"""Beyond it the square of a ratio is infinite in float32, and 0 times its gradient is NaN."""
+"""Beyond this log-ratio the square of the ratio is infinite in float32, and 0 times its gradient is NaN."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class LossInputs:
     """What a loss sees of one micro-batch. All tensors are (B, T), and 0 on tokens that are not trained on."""
 
     new_logprobs: "torch.Tensor"
-    """Log-probs of the policy as it is; the only tensor with a gradient."""
+    """Log-probs of the current policy; the only tensor with a gradient."""
     old_logprobs: "torch.Tensor"
-    """Log-probs of the policy before the first update of the training step, the denominator of the ratio."""
+    """Log-probs of the policy before the first update of the training step. They are the denominator of the ratio."""
     behaviour_logprobs: "torch.Tensor"
     """Log-probs of the engine that sampled the tokens, as the engine reported them."""
     advantages: "torch.Tensor"
@@ -36,17 +36,17 @@ class LossInputs:
 
     @cached_property
     def log_ratio(self) -> "torch.Tensor":
-        """Log-prob under the new policy minus that under the old policy, cut to ±`MAX_LOG_RATIO`."""
+        """Log-prob under the new policy minus log-prob under the old policy, clamped to ±`MAX_LOG_RATIO`."""
         return (self.new_logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
     @cached_property
     def ratio(self) -> "torch.Tensor":
-        """Probability under the new policy divided by that under the old policy."""
+        """Probability under the new policy divided by probability under the old policy."""
         return self.log_ratio.exp()
 
     @cached_property
     def sequence_ids(self) -> "torch.Tensor":
-        """(B, T) int64: tokens of one sequence have one number, from 0 over the whole micro-batch."""
+        """(B, T) int64: the number of each token's sequence, counted from 0 over the whole micro-batch."""
         return number_sequences(self.position_ids)
 
     def sequence_mean(self, values: "torch.Tensor") -> "torch.Tensor":
@@ -64,10 +64,10 @@ LOSSES: Registry[Loss] = Registry("loss", flag="loss_fn")
 def losses_of_tokens(
     entry: "Entry[Loss]", inputs: LossInputs, options: Any
 ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """What a registered loss gives.
+    """The result of a registered loss.
 
     Raises:
-        ValueError: that is no number for each token, which would be spread over all of them without a word.
+        ValueError: the result is not one number for each token. Without this check torch would broadcast it silently.
     """
     result = entry.value(inputs, options)
     of_loss = f"the loss {entry.name!r}"

@@ -37,15 +37,15 @@ def dapo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, 
 
 @LOSSES.register("grpo", options=ClipOptions, denominator="sequence", ignores=("clip_higher",))
 def grpo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """The loss of GRPO (arXiv:2402.03300): clipped at 1 ± clip_lower, a mean over the tokens of a response, then over
+    """The loss of GRPO (arXiv:2402.03300): clipped at 1 ± clip_lower, averaged over the tokens of each response, then over
     responses."""
     return _clipped(inputs, options.clip_lower, options.clip_lower, options.clip_ratio_c)
 
 
 @LOSSES.register("dr_grpo", options=ClipOptions, denominator="constant", ignores=("clip_higher",))
 def dr_grpo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """The loss of Dr. GRPO (arXiv:2503.20783): that of `grpo`, with the longest possible response in place of the length of each
-    response, so that a long wrong answer is not punished less per token than a short one. Goes with centered advantages."""
+    """The loss of Dr. GRPO (arXiv:2503.20783): `grpo`, divided by the length of the longest possible response instead of each
+    response's own length, so a long wrong answer is not punished less per token than a short one. Use centered advantages."""
     return _clipped(inputs, options.clip_lower, options.clip_lower, options.clip_ratio_c)
 
 

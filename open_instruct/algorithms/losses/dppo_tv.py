@@ -24,9 +24,10 @@ class DppoTvOptions:
 
 @LOSSES.register("dppo_tv", options=DppoTvOptions)
 def dppo_tv_loss(inputs: LossInputs, options: DppoTvOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """DPPO with the binary total variation (arXiv:2602.04879): `-sg(min(r, cap)) A log p`, without the tokens whose probability p
-    has left the probability m, with which the engine sampled them, too far in the direction of the advantage: p - m above
-    `dppo_delta_higher` where A > 0, below `-dppo_delta_lower` else. A ratio cannot tell 1e-5 -> 1e-4 from 0.1 -> 1; a shift can.
+    """DPPO with the binary total variation (arXiv:2602.04879): `-sg(min(r, cap)) A log p`, without tokens whose probability has
+    moved too far in the direction of the advantage. With the policy's probability p and the engine's probability m at sampling,
+    these are tokens with p - m above `dppo_delta_higher` where A > 0, below `-dppo_delta_lower` otherwise. A ratio cannot tell
+    1e-5 -> 1e-4 from 0.1 -> 1; a shift can.
 
     `policy/clipfrac_avg` is the share of tokens outside the trust region.
     """

@@ -20,9 +20,9 @@ class GmpoOptions:
 
 @LOSSES.register("gmpo", options=GmpoOptions, denominator="sequence")
 def gmpo_loss(inputs: LossInputs, options: GmpoOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """GMPO (arXiv:2507.20673): `-A exp(mean of clipped log r)` for a response. As in PPO only that side is clipped which the
-    advantage would push further: above where A > 0, below where A < 0. Each token has that value and, as its gradient, its own
-    part of the response's gradient, so that a correction can weigh tokens or leave them out.
+    """GMPO (arXiv:2507.20673): `-A exp(mean of clipped log r)` for a response. As in PPO, only the side that the advantage would
+    push further is clipped: above where A > 0, below where A < 0. Each token has this value as its loss and its own part of the
+    response's gradient as its gradient, so that a correction can weight tokens or leave them out.
 
     `policy/clipfrac_avg` is the share of tokens whose ratio is clipped.
     """

@@ -23,8 +23,8 @@ class GspoOptions:
 @LOSSES.register("gspo", options=GspoOptions, denominator="sequence")
 def gspo_loss(inputs: LossInputs, options: GspoOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
     """GSPO (arXiv:2507.18071): the clipped objective with s, the geometric mean of the ratios of a response, in place of each
-    token's ratio. The gradient is that of GSPO-token, `sg(s) p / sg(p)`, which is the same where all tokens of a response have
-    one advantage.
+    token's ratio. The gradient is that of GSPO-token, `sg(s) p / sg(p)`, which equals GSPO's if all tokens of a response have the
+    same advantage.
 
     `policy/clipfrac_avg` is the share of tokens whose response is clipped.
     """

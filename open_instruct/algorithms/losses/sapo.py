@@ -22,8 +22,8 @@ class SapoOptions:
 
 @LOSSES.register("sapo", options=SapoOptions, denominator="sequence")
 def sapo_loss(inputs: LossInputs, options: SapoOptions) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    """SAPO (arXiv:2511.20347): `-A (4 / tau) sigmoid(tau (r - 1))`, whose slope is that of `-A r` at r = 1 and falls off smoothly
-    on both sides."""
+    """SAPO (arXiv:2511.20347): `-A (4 / tau) sigmoid(tau (r - 1))`. At r = 1 it has the slope of `-A r`; on both sides the slope
+    falls off smoothly."""
     tau = inputs.ratio.new_full((), options.sapo_tau_neg).where(inputs.advantages <= 0, options.sapo_tau_pos)
     gate = (tau * (inputs.ratio - 1)).sigmoid() * 4 / tau
     return -inputs.advantages * gate, {}

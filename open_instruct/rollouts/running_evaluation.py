@@ -6,8 +6,8 @@
        │           │                           └── leave_out: a verifier failed, so nothing is known of the prompt
        └───────────┴── fail, and lost with an engine
 
-A prompt is tried again with the same seed, because another one would prefer answers that are short enough for the time limit, and
-two evaluations would differ by more than their weights.
+A prompt is tried again with the same seed. Another seed would favour answers that are short enough for the time limit, and two
+evaluations would differ by more than their weights.
 """
 
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 PREFIX = "eval-"
-"""Of the ids of evaluation prompts."""
+"""Start of the ids of evaluation prompts."""
 
 
 def is_of_evaluation(prompt_id: str) -> bool:
@@ -37,9 +37,9 @@ class Evaluation:
     """The evaluation of one version. Not thread-safe: the controller's lock guards it.
 
     Args:
-        version: weights that are measured.
-        num_rows: prompts, one for each row of the data set.
-        max_attempts: times that the engines may fail on a prompt. Prompts that are lost with an engine do not count.
+        version: the weights that are evaluated.
+        num_rows: number of prompts, one for each row of the data set.
+        max_attempts: how often the engines may fail on a prompt. The loss of a prompt with its engine is not a failure.
     """
 
     def __init__(self, version: int, num_rows: int, *, max_attempts: int) -> None:
@@ -47,7 +47,7 @@ class Evaluation:
         self.num_rows = num_rows
         self.began = Moment()
         self.seconds = 0.0
-        """From the start to the last result so far."""
+        """Time from the start to the last result so far."""
         self._max_attempts = max_attempts
         self._to_issue = deque(range(num_rows))
         self._out: set[int] = set()
@@ -56,27 +56,27 @@ class Evaluation:
         self._groups: dict[int, ScoredGroup] = {}
         self._failures: Counter[int] = Counter()
         self._last_causes: dict[int, str] = {}
-        """Of the rows that were given up."""
+        """Cause of the last failure, for each row that was given up."""
         self._left_out: dict[int, UnscoredGroup] = {}
 
     def prompt_id(self, row: int) -> str:
         return f"{PREFIX}{self.version}-{row}"
 
     def next_row(self) -> int | None:
-        """The next prompt to give to the engines; None while none waits."""
+        """The row of the next prompt for the engines; None if no prompt waits to be issued."""
         while self._to_issue:
             row = self._to_issue.popleft()
-            if not self._has(row):  # else a copy of it came after all
+            if not self._has(row):  # else a result arrived after all
                 self._out.add(row)
                 return row
         return None
 
     def measures(self, result: GenerationResult) -> bool:
-        """Whether the result is one of this evaluation's and not of another."""
+        """Whether the result belongs to this evaluation and not to another one."""
         return result.is_eval and result.issue_version == self.version
 
     def begin_scoring(self, result: GenerationResult) -> bool:
-        """A result is here; whether it is waited for (a second copy is not)."""
+        """A result has arrived. Returns whether it must be scored; a second copy must not."""
         _check_versions(result, self.version)
         row = result.index
         if self._has(row):
@@ -86,7 +86,7 @@ class Evaluation:
         return True
 
     def _has(self, row: int) -> bool:
-        """Whether an answer of the engines came."""
+        """Whether an answer of the engines has arrived."""
         return row in self._groups or row in self._being_scored or row in self._left_out
 
     def add(self, group: ScoredGroup) -> None:
@@ -102,8 +102,8 @@ class Evaluation:
         self.seconds = self.began.elapsed_s()
 
     def fail(self, group: ScoredGroup) -> bool | None:
-        """The engines broke a group off: its prompt is issued again, or after `max_attempts` failures given up and counted with
-        the scores of `group`. Returns whether it is issued again; None if nobody waits for the prompt any more."""
+        """The engines broke a group off. Its prompt is issued again; after `max_attempts` failures it is given up and counts with
+        the scores of `group`. Returns whether it is issued again; None if the prompt is not with the engines any more."""
         row = group.result.index
         if row not in self._out:
             return None
@@ -118,7 +118,7 @@ class Evaluation:
         return False
 
     def recover(self, present: Collection[str]) -> int:
-        """After an engine died: issue again what was sent and is neither back nor among `present`; how many prompts."""
+        """An engine died: issue the prompts again that were sent, are not back and are not among `present`. Returns how many."""
         lost = [row for row in sorted(self._out) if self.prompt_id(row) not in present]
         self._out.difference_update(lost)
         self._to_issue.extend(lost)
@@ -126,7 +126,7 @@ class Evaluation:
 
     @property
     def num_done(self) -> int:
-        """Prompts that are scored, given up or left out."""
+        """Number of prompts that are scored, given up or left out."""
         return len(self._groups) + len(self._left_out)
 
     @property
@@ -135,18 +135,18 @@ class Evaluation:
 
     @property
     def groups(self) -> Sequence[ScoredGroup]:
-        """In the order of the data set. Those that were given up have scores of 0 and no responses; those that were left out are
-        missing."""
+        """In the order of the data set. Groups that were given up have scores of 0 and no responses; groups that were left out
+        are missing."""
         return [group for _, group in sorted(self._groups.items())]
 
     @property
     def num_left_out(self) -> int:
-        """Prompts that no verifier scored."""
+        """Number of prompts that are left out because a response was not scored."""
         return len(self._left_out)
 
     @property
     def unscored(self) -> dict[str, float]:
-        """Metrics of the responses of all rows that no verifier scored, also of the rows that were left out."""
+        """Metrics of the unscored responses of all rows, including rows that were left out."""
         known, left_out = self.groups, self._left_out.values()
         return {
             "eval/objective/not_scored": float(sum(one.num_not_scored for one in (*known, *left_out))),
@@ -158,7 +158,7 @@ class Evaluation:
         return len(self._last_causes)
 
     def why_given_up(self) -> str:
-        """For the log, where prompts were given up."""
+        """For the log, if prompts were given up."""
         causes = Counter(self._last_causes.values()).most_common(3)
         return (
             f"evaluation of version {self.version}: {self.num_given_up} of {self.num_rows} prompts given up after "
@@ -167,7 +167,7 @@ class Evaluation:
         )
 
     def describe_missing(self) -> str:
-        """Who is waited for, for a message to the user."""
+        """For a message to the user: which prompts are missing."""
         names = ", ".join(self.prompt_id(row) for row in sorted(self._out)[:8])
         return (
             f"{len(self._out)} prompts are not back from the engines ({names or 'none'}), {len(self._being_scored)} are being "
@@ -181,12 +181,12 @@ def _check_versions(result: GenerationResult, version: int) -> None:
 
 
 def under_eval(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with `eval/` in front of each name, so that none replaces that of training in the same row."""
+    """The metrics with `eval/` in front of each name, so that none replaces a metric of training in the same row."""
     return {f"eval/{name.removeprefix('eval/')}": value for name, value in metrics.items()}
 
 
 class Evaluations:
-    """At most one evaluation at a time. `num_rows` is the size of the evaluation data, 0 where there are none."""
+    """At most one evaluation at a time. `num_rows` is the size of the evaluation data, 0 if there are none."""
 
     def __init__(self, args: GRPOConfig, threads: WorkThreads, workflow: Workflow, num_rows: int) -> None:
         self.current: Evaluation | None = None
@@ -207,15 +207,15 @@ class Evaluations:
             self._threads.lock.notify_all()
 
     def go_on_with(self, version: int) -> None:
-        """Start the evaluation of `version`, unless it is under way. One of another version is given up."""
+        """Start the evaluation of `version`, unless it is under way. An evaluation of another version is given up."""
         with self._threads.lock:
             self.give_up_others(version)
             if self.current is None:
                 self.start(version)
 
     def give_up_others(self, version: int) -> None:
-        """The engines have `version` or are just being sent it, so an evaluation of other weights can no longer end: whoever
-        waited for it has lost patience. What still comes of it is known by its version, and dropped."""
+        """The engines have `version` or are being sent it now, so an evaluation of other weights can no longer end; its caller
+        has timed out. Results that still arrive for it are recognised by their version and dropped."""
         with self._threads.lock:
             if self.current is not None and self.current.version != version:
                 logger.warning(
@@ -240,7 +240,7 @@ class Evaluations:
                     f"evaluation: {evaluation.num_done} of {evaluation.num_rows} results {why}; {evaluation.describe_missing()}"
                     + ("" if has_time else ". Where it only takes longer, raise --eval_timeout_s")
                 )
-            if self.current is evaluation:  # else another one took its place
+            if self.current is evaluation:  # else another evaluation took its place
                 self.current = None
         if evaluation.num_given_up:
             logger.warning("%s", evaluation.why_given_up())
@@ -267,5 +267,5 @@ class Evaluations:
         return self.current if self.current is not None and self.current.measures(result) else None
 
     def recover(self, present: set[str]) -> int:
-        """Issue again what was lost with an engine; how many prompts. See `Evaluation.recover`."""
+        """Issue the prompts again that were lost with an engine. Returns how many. See `Evaluation.recover`."""
         return self.current.recover(present) if self.current is not None else 0

@@ -10,10 +10,10 @@ from ranks import Rank, started_ranks
 
 from open_instruct.device import Device, current_device
 from open_instruct.engines.engine_memory import cache_bytes_per_token, engine_memory
-from open_instruct.learners import memory, models
+from open_instruct.learners import deepspeed_setup, memory_estimate
 from open_instruct.learners.activations import CannotCount
 from open_instruct.learners.deepspeed_setup import engine_around
-from open_instruct.learners.memory import STATES, LearnerMemory, MainMemory, learner_memory
+from open_instruct.learners.memory_estimate import STATES, LearnerMemory, MainMemory, learner_memory
 from open_instruct.learners.models import build_engine
 from open_instruct.learners.optimizer_step import torch_optimizer
 from open_instruct.learners.state_offload import _tensors_in
@@ -67,7 +67,7 @@ def test_buckets_are_no_larger_than_what_is_trained(
 
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(deepspeed, "initialize", lambda **what: (given.append(what["config"]), None)[1:] * 4)
-    monkeypatch.setattr(models, "_make_scheduler", lambda args, optimizer: None)
+    monkeypatch.setattr(deepspeed_setup, "make_schedule", lambda args, optimizer: None)
     with torch.device("meta"):
         model = torch.nn.ParameterList([torch.empty(num_trained), torch.empty(7)])
     model[1].requires_grad_(False)
@@ -143,7 +143,7 @@ def test_activations_that_cannot_be_counted_are_not_known(monkeypatch: pytest.Mo
         raise CannotCount("it asks for numbers")
 
     before = counted(CPU)
-    monkeypatch.setattr(memory, "activation_bytes", refuse)
+    monkeypatch.setattr(memory_estimate, "activation_bytes", refuse)
     said = counted(CPU)
     assert said.activations is None
     assert said.why_unknown == "it asks for numbers"

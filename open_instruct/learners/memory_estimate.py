@@ -1,7 +1,8 @@
-"""How much memory a learner will need, from the model's configuration alone.
+"""Estimates how much memory a learner will need, from the model's configuration only.
 
-Weights are counted on torch's meta device, which holds no numbers; so is what a forward pass keeps (`activations.py`). What lies
-where is read from DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `stage_1_and_2.py`) and from this project's own copies.
+Weights are counted on torch's meta device, which holds no numbers, and so are the tensors that a forward pass keeps
+(`activations.py`). The places of the states follow DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `stage_1_and_2.py`) and this
+project's own copies.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,32 +17,32 @@ from open_instruct.learners.lora import Adapters
 from open_instruct.weight_transports import RAY_OBJECT
 
 FULL = 4
-"""Bytes of a float32, which moments, masters and sums of gradients are."""
+"""Bytes of a float32, the dtype of moments, master weights and sums of gradients."""
 PROCESS_BYTES = 400 * 2**20
-"""What a learner takes on CPU before it has a model: Python, torch, DeepSpeed, Ray. As measured (`benchmarks/memory.py`)."""
+"""Memory that a learner takes on CPU before it has a model: Python, torch, DeepSpeed, Ray. Measured (`benchmarks/memory.py`)."""
 BUCKET_ELEMENTS = 5 * 10**8
-"""Most gradients that DeepSpeed sends at once, out of a copy (`reduce_bucket_size`)."""
+"""Most gradients that DeepSpeed sends at once, from a copy (`reduce_bucket_size`)."""
 GATHERED_ELEMENTS = 10**9
-"""Weights that ZeRO stage 3 holds whole at once (`stage3_max_live_parameters`)."""
+"""Most weights that ZeRO stage 3 holds whole at once (`stage3_max_live_parameters`)."""
 STATES = "weights", "gradients", "optimizer", "reference"
-"""What lies on the device or in main memory."""
+"""The states that are held on the device or in main memory."""
 
 
 @dataclass(frozen=True)
 class MainMemory:
-    """Bytes of main memory that a learner on a GPU needs besides its program."""
+    """Bytes of main memory that a learner on a GPU needs in addition to its program."""
 
     weights: int = 0
     """With `deepspeed_offload_param` this learner's share, page-locked; with `deepspeed_offload_optimizer` at stage 2, the new
     weights on their way to the GPU."""
     gradients: int = 0
-    """With `deepspeed_offload_optimizer`: what the optimizer reads, and at stage 3 the sum too."""
+    """With `deepspeed_offload_optimizer`: the gradients that the optimizer reads, and at stage 3 their sum too."""
     optimizer: int = 0
-    """With `deepspeed_offload_optimizer`: moments and masters."""
+    """With `deepspeed_offload_optimizer`: moments and master weights."""
     reference: int = 0
-    """With `deepspeed_offload_param` its weights; with `ref_policy_update_freq` in 16 bits its copy in float32."""
+    """With `deepspeed_offload_param` the reference's weights; with `ref_policy_update_freq` in 16 bits their copy in float32."""
     asleep: int = 0
-    """With `colocate`: copies of what was on the GPU, page-locked, which are kept for the next time."""
+    """With `colocate`: page-locked buffers for the states that leave the GPU. They are kept for the next time."""
 
     @property
     def total(self) -> int:
@@ -53,23 +54,23 @@ class LearnerMemory:
     """Bytes that one learner needs at most on its device, which on CPU is main memory."""
 
     weights: int
-    """At ZeRO stage 3 this learner's share (and that of `deepspeed_zpg`), and those that are gathered."""
+    """At ZeRO stage 3 this learner's share (and its share of `deepspeed_zpg`), and the weights that are gathered."""
     gradients: int
-    """Their sum, and the copies that DeepSpeed sends."""
+    """The sum of gradients, and the copies that DeepSpeed sends."""
     optimizer: int
-    """Moments, and the fp32 master weights where they are apart from the weights."""
+    """Moments, and the fp32 master weights where they are separate from the weights."""
     reference: int
     activations: int | None
-    """What the forward pass of the largest micro-batch keeps for the backward pass, and the logits of one chunk. None if that
-    could not be counted."""
+    """Tensors that the forward pass of the largest micro-batch keeps for the backward pass, and the logits of one chunk. None if
+    they could not be counted."""
     program: int
-    """What the process takes without a model; 0 on GPU, where it depends on the driver."""
+    """Memory that the process takes without a model; 0 on GPU, where it depends on the driver."""
     in_main_memory: MainMemory = field(default_factory=MainMemory)
-    """What a learner on a GPU needs besides, off the GPU; on CPU nothing."""
+    """What a learner on a GPU needs in main memory in addition; nothing on CPU."""
     why_unknown: str = ""
-    """Why activations are not known."""
+    """Why `activations` is None."""
     sent: int = 0
-    """All weights, or adapters alone, that engines get in an update. No part of the total, because they lie in shared memory."""
+    """The weights that engines get in an update: all, or only adapters. Not in the total, because they are in shared memory."""
 
     @property
     def parts(self) -> dict[str, int | None]:
@@ -77,12 +78,12 @@ class LearnerMemory:
 
     @property
     def total(self) -> int:
-        """All that is known."""
+        """The sum of the parts that are known."""
         return sum(num_bytes or 0 for num_bytes in self.parts.values())
 
 
 def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
-    """What each learner of a run needs. Nothing is read but the model's configuration."""
+    """Memory that each learner of a run needs. Only the model's configuration is read."""
     model = model_on_meta(args, device)
     states = _States(args, device, model)
     activations, why_unknown = None, ""
@@ -113,7 +114,7 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
 
 
 class _States:
-    """Bytes of the parts of one learner's state, wherever they lie."""
+    """Bytes of the parts of one learner's state, on the device and in main memory."""
 
     def __init__(self, args: GRPOConfig, device: Device, model: Any) -> None:
         trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
@@ -140,7 +141,7 @@ class _States:
 
     @property
     def passing_through(self) -> int:
-        """Weights of other learners that stage 3 holds: the secondary share, and those that are gathered."""
+        """Weights of other learners that stage 3 holds: the secondary share, and the gathered weights."""
         zpg = self.args.deepspeed_zpg
         return self.gathered + (self.item * self.num_weights // zpg if zpg > 1 else 0)
 
@@ -150,8 +151,8 @@ class _States:
 
     @property
     def weights_in_main_memory(self) -> int:
-        """Page-locked memory is handed out in powers of two (torch's `CachingHostAllocator`). At stage 2 new weights, and the
-        gradient of one parameter, go through buffers."""
+        """Torch hands out page-locked memory in powers of two (`CachingHostAllocator`). At stage 2 new weights, and the gradient
+        of one parameter, pass through buffers."""
         if self.args.deepspeed_offload_param:
             frozen = self.item * (self.num_weights - self.num_trained) // self.shares_of_weights
             return frozen + power_of_two(self.item * self.trained_here)
@@ -164,7 +165,7 @@ class _States:
 
     @property
     def sum_is_on_device(self) -> bool:
-        """Whether gradients are added up on the device: with offload at stage 2 in 16 bits alone."""
+        """Whether gradients are added up on the device. With offload only at stage 2 in 16 bits."""
         return not self.offloads or (self.stage == 2 and self.item != FULL)
 
     @property
@@ -174,12 +175,12 @@ class _States:
 
     @property
     def gradients_in_main_memory(self) -> int:
-        """The gradients of the masters, and the sum where it is there."""
+        """The gradients of the master weights, and the sum of gradients unless it is on the device."""
         return FULL * self.trained_here * (2 - self.sum_is_on_device) if self.offloads else 0
 
     @property
     def buckets(self) -> int:
-        """Copies that are sent. With offload at stage 3, the part of a bucket that is added up comes back to the device."""
+        """Gradient copies for sending. With offload at stage 3, the part of a bucket that is added up returns to the device."""
         of_element = self.item * (1 if self.stage == 0 else 2) + (FULL if self.item != FULL else 0)
         bucket = min(self.num_trained, BUCKET_ELEMENTS)
         comes_back = FULL * bucket // self.args.num_learners if self.offloads and self.stage == 3 else 0
@@ -187,14 +188,14 @@ class _States:
 
     @property
     def exact_reference(self) -> int:
-        """What `MovingReference` holds."""
+        """The float32 copy that `MovingReference` holds."""
         moves = self.args.ref_policy_update_freq is not None and self.item != FULL
         return FULL * self.num_weights // self.shares_of_weights if moves else 0
 
     @property
     def asleep(self) -> int:
-        """What `StateOffload` moves. Between steps there are sums of gradients at stage 3 alone; within a step that streams,
-        at every stage."""
+        """The states that `StateOffload` moves. Between steps, sums of gradients exist only at stage 3; within a step that
+        streams they exist at every stage."""
         has_sum = self.sum_is_on_device and (self.stage == 3 or self.args.streaming)
         optimizer = 0 if self.offloads else self.optimizer
         return self.held_on_device * (1 + self.has_own_reference) + optimizer + FULL * self.trained_here * has_sum

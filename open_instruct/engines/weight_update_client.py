@@ -1,8 +1,8 @@
 """How the learners call the engines during a weight update: start, update…, finish, with a time limit for each engine.
 
-An update lands on an engine whole or not at all, and each engine confirms the version it serves. Where engines receive in one
+An engine takes an update whole or not at all, and each engine confirms the version it serves. Where engines receive in one
 collective, an engine that fails in the middle breaks the update for all engines, because NCCL waits for its members without a
-limit. So the collective is aborted on both sides, every engine in it counts as failed, and the next update makes the group anew.
+limit. So the collective is aborted on both sides, every engine in it counts as failed, and the next update makes a new group.
 """
 
 import logging
@@ -21,44 +21,44 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FETCH_S = 10.0
-"""Deadline for fetching an answer that is there already."""
+"""Deadline for fetching an answer that is already available."""
 HELD_UP = "held up by another engine of the collective"
 """The cause of failure of an engine that has no new weights because another engine failed."""
 ANSWER_S = 30.0
-"""How long an engine may take to say that it is there, before a group is made with it."""
+"""How long an engine may take to answer `ready`, before a group is made with it."""
 
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """How one update went. The keys are the engines' positions."""
+    """The outcome of one update. The keys are the engines' positions."""
 
     confirmed: dict[int, int] = field(default_factory=dict)
     """The version that each engine says it serves now."""
     failures: dict[int, str] = field(default_factory=dict)
     """Why an engine did not get the new weights."""
     pauses_s: dict[int, float] = field(default_factory=dict)
-    """Seconds for which generation stood still."""
+    """Seconds for which generation was paused."""
 
 
 class UpdateAbandoned(RuntimeError):
-    """All engines receive in one collective and one engine cannot take part, so no engine was sent anything."""
+    """All engines receive in one collective and one engine cannot take part, so nothing was sent to any engine."""
 
 
-class EngineClient:
+class WeightUpdateClient:
     """Calls every engine at once, with a time limit for each. It has the methods of vLLM's weight-sync client.
 
     Call `begin` before an update is sent. An engine that fails in the middle is left out of the rest of the update; the other
-    engines get it whole, unless they receive in one collective. Each update has a number, so that an engine that answers late
-    refuses the calls of an older update.
+    engines get the whole update, unless they receive in one collective. Each update has a number, so that an engine that answers
+    late refuses the calls of an older update.
 
     Args:
         engines: a list, or a mapping from position to engine.
         workers_per_engine: processes of one engine that receive weights.
         timeout_s: how long the calls of one update may take on one engine. Time that other engines take does not count,
-            because otherwise an engine that hangs would cost all engines the update. The whole update may take twice as long:
-            with 600 s, at most 1200 s.
+            because otherwise one engine that hangs would fail the update on all engines. The whole update may take twice as
+            long: with 600 s, at most 1200 s.
         connect_timeout_s: the same for making the transfer group; None is `timeout_s`.
-        in_one_group: the engines receive in one collective. Weights then go to all engines, or to none if an engine fails
+        in_one_group: the engines receive in one collective. All engines then get the weights, or none if an engine fails
             before the collective begins.
     """
 
@@ -77,11 +77,11 @@ class EngineClient:
         self._connect_timeout_s = connect_timeout_s or timeout_s
         self._in_one_group = in_one_group
         self.abort_group: Callable[[], None] = lambda: None
-        """Aborts the sender's end of the collective. Called from another thread than the one that sends."""
+        """Aborts the sender's end of the collective. Never called from the thread that sends."""
         self.begin(0)
 
     def begin(self, version: int, engines: Sequence[int] | None = None) -> None:
-        """Prepare an update to `version` for these engines (by position; None, or `in_one_group`, is all)."""
+        """Prepare an update to `version` for the engines at these positions; for all engines if None or `in_one_group`."""
         self._version = version
         # Grows within a process, and from a process to its successor on the same machine.
         self._update_id = time.monotonic_ns()
@@ -94,7 +94,7 @@ class EngineClient:
         self.has_broken_off = False
         """The collective was aborted in the middle of this update."""
         self._released_waiters: list[int] = []
-        """Engines that waited in the aborted collective and were told to stop."""
+        """Engines that waited in the aborted collective until they were asked to stop."""
 
     def _set_limit(self, timeout_s: float) -> None:
         self._limit_s = timeout_s
@@ -105,7 +105,7 @@ class EngineClient:
         return UpdateReport(self._confirmed, self._failures, self._pauses_s)
 
     def find_unreachable(self) -> dict[int, str]:
-        """Engines that do not answer, with the cause. A transfer group with such an engine would wait for it."""
+        """Engines that do not answer, with the cause. A transfer group that includes such an engine would wait for it."""
         self.begin(self._version)
         self._set_limit(ANSWER_S)
         self._call("ready", lambda _: ())
@@ -119,7 +119,7 @@ class EngineClient:
             raise RuntimeError(f"the weight transfer could not be set up: {self._failures}")
 
     def _for_engine(self, init_info: dict[str, Any], number: int) -> dict[str, Any]:
-        """The `init_info` of one engine, which has its own range of ranks in the transfer group, after those of earlier engines.
+        """The `init_info` of one engine. Its ranks in the transfer group follow the ranks of the engines before it.
 
         Example: with offset 1 and 2 workers per engine, the first engine has ranks 1 and 2, the second ranks 3 and 4.
         """
@@ -189,7 +189,7 @@ class EngineClient:
         return answers
 
     def _break_off(self, waiting: Sequence[int]) -> None:
-        """A member of the collective has failed: release the other members, which would wait for it."""
+        """Release the other members of the collective, because they would wait for the member that has failed."""
         self.has_broken_off = True
         self._released_waiters = list(waiting)
         self._ends_at = min(self._ends_at, time.monotonic() + ANSWER_S)

@@ -1,4 +1,4 @@
-"""What a model wrote, as rows for people and for other programs."""
+"""The responses of an evaluation, as table rows for people and for other programs."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.data_types import EVAL, GenerationResult, Moment, TokenStatistics
-from open_instruct.rollouts.evaluation_state import Evaluation, Evaluations, under_eval
+from open_instruct.rollouts.running_evaluation import Evaluation, Evaluations, under_eval
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import WorkThreads
 from open_instruct.workflows.single_turn import SingleTurn

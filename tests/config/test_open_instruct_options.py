@@ -13,7 +13,8 @@ import pytest
 
 from open_instruct.config import checks
 from open_instruct.config.cli import UsageError, parse_args
-from open_instruct.config.foreign_options import (
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.open_instruct_options import (
     BY_VALUE,
     OTHER_VALUES,
     REFUSED,
@@ -21,7 +22,6 @@ from open_instruct.config.foreign_options import (
     WITHOUT_EFFECT,
     ForeignOptions,
 )
-from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.translate import options_in
 from open_instruct.environments.mcp_tools import MCPTools
 from open_instruct.registry import option_kinds

@@ -1,8 +1,8 @@
-"""New weights into a vLLM model, with an account of every tensor; imported inside engines only.
+"""Loads new weights into a vLLM model, with an account of every tensor; imported inside engines only.
 
-vLLM's loaders silently skip a tensor whose name they do not know, and silently leave a parameter that nobody filled as it was.
-Therefore the first update of an engine is watched: if a tensor was sent and never copied anywhere, or a parameter got nothing,
-the update fails with the names. Later updates are not watched, because their names are the same.
+vLLM's loaders silently skip a tensor whose name they do not know, and silently leave a parameter as it was if no tensor filled
+it. Therefore the first update of an engine is watched: if a tensor was sent and never copied anywhere, or a parameter got
+nothing, the update fails with the names. Later updates are not watched, because their names are the same.
 """
 
 import bisect
@@ -44,9 +44,9 @@ def finish_reload(model: torch.nn.Module, model_config: Any) -> None:
 
 
 def abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
-    """Make the model loadable again after a reload that broke off, whether or not some of its weights came.
+    """Make the model loadable again after a reload that broke off, whether or not some of its weights had arrived.
 
-    Layers for which nothing came have their old weights afterwards. Other layers may be incomplete, so a whole reload has to
+    Layers that had received nothing have their old weights afterwards. Other layers may be incomplete, so a whole reload has to
     follow.
     """
     _stop_watching(model)
@@ -63,11 +63,11 @@ def _stop_watching(model: torch.nn.Module) -> "LoadAccount | None":
 
 
 def repack_tied_lm_head(model: torch.nn.Module) -> None:
-    """Pack a tied output head anew after its embedding was loaded.
+    """Pack a tied output head again after its embedding was loaded.
 
-    For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding that layerwise reload does not renew. Without this
-    function log-probs are off by up to 2 and nothing complains. `tests/learners/test_weight_sync.py` compares engine and learner
-    and notices.
+    For vLLM 0.32 on CPU: the head keeps a packed copy of the tied embedding, and layerwise reload does not renew this copy.
+    Without this function log-probs are off by up to 2, and no error is raised. `tests/learners/test_weight_sync.py` compares
+    engine and learner and notices.
     """
     lm_head = getattr(model, "lm_head", None)
     quant_method = getattr(lm_head, "quant_method", None)
@@ -76,11 +76,11 @@ def repack_tied_lm_head(model: torch.nn.Module) -> None:
 
 
 def _forget_kernels_of_packed_experts(model: torch.nn.Module) -> None:
-    """Have the weights of experts packed again when they are loaded again.
+    """Make vLLM pack the weights of experts again when they are loaded again.
 
     For vLLM 0.32 on CPU: the kernel of the experts reads weights in a packed layout, and only the first load packs them. A
-    reload leaves plain weights, which the kernel takes for packed weights. Without this, log-probs are off by 0.2 and nothing
-    complains. `tests/scenarios/test_model_families.py` compares engine and learner and notices.
+    reload leaves plain weights, which the kernel takes for packed weights. Without this function log-probs are off by 0.2, and no
+    error is raised. `tests/scenarios/test_model_families.py` compares engine and learner and notices.
     """
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
@@ -102,8 +102,8 @@ def _fingerprint(tensor: torch.Tensor) -> float:
 class LoadAccount:
     """Which tensors were sent, which of them were copied somewhere, and which parameters were filled.
 
-    A copy is traced back through whatever the loader did to the tensor before (slices, transposes, other dtypes), because each
-    result of an operation on a tensor that was sent counts as part of that tensor.
+    A copy is traced back through whatever the loader did to the tensor before the copy (slices, transposes, other dtypes): the
+    result of any operation on a tensor that was sent counts as part of that tensor.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -111,7 +111,7 @@ class LoadAccount:
         self._load = model.load_weights
         self._tensors: dict[int, torch.Tensor] = {}  # kept alive, so that no other tensor gets their ids
         self._names: dict[int, list[str]] = {}
-        """By id of the parameter. Some have several names, because GLM's and DeepSeek's routers share a bias with their
+        """Names of each parameter, by its id. Some have several names: GLM's and DeepSeek's routers share a bias with their
         experts."""
         for name, tensor in model.named_parameters(remove_duplicate=False):
             self._tensors[id(tensor)] = tensor
@@ -121,7 +121,7 @@ class LoadAccount:
         self._filled: set[int] = set()
         self._num_loaded: Counter[int] = Counter()
         self._expert_parts: dict[int, set[tuple[Any, Any]]] = defaultdict(set)
-        """Pairs (expert, matrix) that came, by id of the parameter that holds all experts of a layer."""
+        """Pairs (expert, matrix) that were loaded, by id of the parameter that holds all experts of a layer."""
         self._trace = _Trace()
         self._get_numel_loaded: Callable = layerwise.get_numel_loaded
         layerwise.get_numel_loaded = self._note_filled  # vLLM 0.32: every load of a meta tensor passes here
@@ -169,8 +169,8 @@ class LoadAccount:
             )
 
     def _is_partly_filled(self, tensor_id: int) -> bool:
-        """Experts are counted by expert instead of by element, because their tensors may be padded. Embeddings may be padded too,
-        so they are not checked."""
+        """Parameters of experts are counted by expert instead of by element, because their tensors may be padded. Embeddings may
+        be padded too, so they are not checked."""
         tensor, parts = self._tensors[tensor_id], self._expert_parts.get(tensor_id)
         if parts is not None:
             experts = {expert for expert, _ in parts}
@@ -185,7 +185,7 @@ class LoadAccount:
 
 
 class _Trace(TorchDispatchMode):
-    """Follows tensors by the memory that they lie in."""
+    """Identifies tensors by their memory addresses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class _Trace(TorchDispatchMode):
         self._starts: list[int] = []
         self._ends_and_names: list[tuple[int, str]] = []
         self._derived: dict[int, str] = {}
-        """Tensors that were computed from sent tensors: the name of the sent tensor, by the address of the computed tensor."""
+        """For each tensor that was computed from a sent tensor: the sent tensor's name, by the computed tensor's address."""
 
     def watch(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
@@ -203,8 +203,8 @@ class _Trace(TorchDispatchMode):
             yield name, tensor
 
     def _note(self, name: str, start: int, end: int) -> None:
-        """Note where a tensor lies. Tensors that were noted in this memory before are gone, because buckets are freed and their
-        memory is used again."""
+        """Note the memory of a tensor. Tensors that were noted in this memory before no longer exist, because buckets are freed
+        and their memory is used again."""
         at = bisect.bisect_left(self._starts, start)
         if at and self._ends_and_names[at - 1][0] > start:
             at -= 1

@@ -1,0 +1,144 @@
+"""What became of every prompt of a run: issued = consumed + dropped + open, at every moment."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+CONSUMED = "consumed"
+ZERO_STD = "zero_std"
+MASKED = "masked"
+"""No token of the group may be trained on, because all its responses were cut off (`mask_truncated_completions`)."""
+FAILED = "failed"
+RUN_ENDED = "run_ended"
+
+
+@dataclass(frozen=True)
+class IssuedPrompt:
+    """An issued prompt whose outcome is not known yet."""
+
+    prompt_id: str
+    issue_number: int
+    """Position in the run's prompt order, 0, 1, …"""
+    version: int
+    """Lower bound on the version of every token of the group: `PromptFlow.version` at the last issue of the prompt, replaced by
+    the version of the oldest token when the group arrives."""
+    newest_version: int = -1
+    """Version of the newest token of the group, from its arrival on."""
+    arrived: bool = False
+    num_failures: int = 0
+    """How often an engine gave the group up. If the prompt is issued again because its engine died or the run was resumed, that
+    is not a failure."""
+
+
+class PromptLedger:
+    """The account of all prompts. Each prompt gets one fate: consumed, or dropped for a reason. At every moment the number of
+    issued prompts equals consumed + dropped + open.
+
+    A fate is first staged for a training step (`stage`) and becomes final when that step has been trained (`commit`). So a
+    checkpoint between two steps holds no fate of a later step. Not thread-safe: the controller's lock guards it.
+    """
+
+    def __init__(self) -> None:
+        self.num_issued = 0
+        self.num_reissued = 0
+        self.num_duplicates = 0
+        self.fates: Counter[str] = Counter()
+        self._open: dict[str, IssuedPrompt] = {}
+        self._staged: dict[int, dict[str, str]] = {}
+
+    def __getitem__(self, prompt_id: str) -> IssuedPrompt:
+        return self._open[prompt_id]
+
+    def open_prompts(self) -> list[IssuedPrompt]:
+        """In the order of their first issue."""
+        return sorted(self._open.values(), key=lambda p: p.issue_number)
+
+    def issue(self, prompt: IssuedPrompt) -> None:
+        assert prompt.prompt_id not in self._open, f"{prompt.prompt_id} is already issued and open"
+        self._open[prompt.prompt_id] = prompt
+        self.num_issued += 1
+
+    def update(self, prompt: IssuedPrompt) -> None:
+        """Replace what is known of an open prompt. The prompt stays open."""
+        assert prompt.prompt_id in self._open, f"{prompt.prompt_id} is not open"
+        self._open[prompt.prompt_id] = prompt
+
+    def arrive(self, prompt_id: str) -> IssuedPrompt | None:
+        """The prompt of a result that arrived. None if the result is not needed: it arrived twice, or its prompt has a fate."""
+        prompt = self._open.get(prompt_id)
+        if prompt is None or prompt.arrived or self._step_of_fate(prompt_id) is not None:
+            self.num_duplicates += 1
+            return None
+        return prompt
+
+    def stage(self, prompt_id: str, fate: str, training_step: int) -> None:
+        """Give a prompt the fate that becomes final when `training_step` is committed."""
+        assert prompt_id in self._open, f"{prompt_id} got the fate {fate} but is not open"
+        staged = self._step_of_fate(prompt_id)
+        assert staged is None, f"{prompt_id} got the fate {fate}, but step {staged} has it"
+        self._staged.setdefault(training_step, {})[prompt_id] = fate
+
+    def _step_of_fate(self, prompt_id: str) -> int | None:
+        """The step that makes the prompt's staged fate final."""
+        return next((step for step, fates in self._staged.items() if prompt_id in fates), None)
+
+    def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
+        """The step was trained: make the fates of its prompts final. Returns these prompts and fates in the order of issue."""
+        staged = self._staged.pop(training_step, {})
+        settled = sorted(
+            ((self._open.pop(prompt_id), fate) for prompt_id, fate in staged.items()),
+            key=lambda one: one[0].issue_number,
+        )
+        self.fates.update(fate for _, fate in settled)
+        self.check()
+        return settled
+
+    def close(self, reason: str = RUN_ENDED) -> None:
+        """The run ends: drop every prompt that is still open, for `reason`."""
+        self.fates[reason] += len(self._open)
+        self._open.clear()
+        self._staged.clear()
+        self.check()
+
+    def check(self) -> None:
+        settled = sum(self.fates.values())
+        assert self.num_issued == settled + len(self._open), (
+            f"ledger does not add up: {self.num_issued} issued, {settled} settled, {len(self._open)} open"
+        )
+
+    def counts(self) -> dict[str, object]:
+        """`issued`, `consumed`, `dropped` by reason, `reissued`, `open`: groups of samples since the run's first start."""
+        dropped = {fate: number for fate, number in self.fates.items() if fate != CONSUMED}
+        return {
+            "issued": self.num_issued,
+            "consumed": self.fates[CONSUMED],
+            "dropped": dropped,
+            "reissued": self.num_reissued,
+            "open": len(self._open),
+        }
+
+    def state_dict(self) -> dict:
+        """Plain values. Results and staged fates are left out: a prompt that a step has taken but not trained is open."""
+        return {
+            "num_issued": self.num_issued,
+            "num_reissued": self.num_reissued,
+            "num_duplicates": self.num_duplicates,
+            "fates": dict(self.fates),
+            "open": [asdict(prompt) for prompt in self.open_prompts()],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore what `state_dict` gave. The open prompts count as neither sent nor arrived."""
+        self.num_issued = state["num_issued"]
+        self.num_reissued = state["num_reissued"]
+        self.num_duplicates = state["num_duplicates"]
+        self.fates = Counter(state["fates"])
+        self._staged = {}
+        self._open = {prompt["prompt_id"]: _restored(prompt) for prompt in state["open"]}
+        self.check()
+
+
+def _restored(prompt: dict) -> IssuedPrompt:
+    """A prompt of a saved state. Old states have `num_attempts`, which counted issues and says nothing about failures."""
+    return IssuedPrompt(
+        **{name: value for name, value in prompt.items() if name != "num_attempts"} | {"arrived": False}
+    )
