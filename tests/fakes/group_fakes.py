@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from open_instruct.data_types import GenerationResult, Sample, TokenStatistics
+from open_instruct.algorithms.advantages import group_advantages
+from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
+from open_instruct.rollouts.training_samples import training_samples
 from open_instruct.scored_groups import ScoredGroup
 
 QUERY = np.array([7, 8, 9], dtype=np.int32)
@@ -85,6 +88,21 @@ def make_spanned_group(spans_G: Sequence[Sequence[tuple[int, int]]], **options: 
     group = make_group([i % 2 for i in range(len(spans_G))], lengths=lengths, **options)
     samples = [replace(sample, version_spans=list(spans)) for sample, spans in zip(group.samples, spans_G, strict=True)]
     return replace(group, result=replace(group.result, samples=samples))
+
+
+def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool = False) -> list[TrainingSample]:
+    """All tokens trained on, with rewards of 10 for a right response."""
+    return training_samples(
+        groups,
+        verification_reward=10.0,
+        advantages=partial(group_advantages, name=normalization),
+        mask_truncated_completions=mask,
+    )
+
+
+def token_versions(spans: Sequence[tuple[int, int]]) -> list[int]:
+    """The version that sampled each token of a response."""
+    return [version for version, num in spans for _ in range(num)]
 
 
 spans_of_a_response = st.lists(st.integers(1, 4), max_size=4).flatmap(

@@ -1,17 +1,13 @@
 """Metrics of a batch: exact numbers on small groups."""
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pytest
-from group_fakes import make_group, make_spanned_group, spans_of_a_group
+from group_fakes import make_group, make_spanned_group, samples_of, spans_of_a_group, token_versions
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from open_instruct.algorithms.advantages import group_advantages
-from open_instruct.data_types import TrainingSample
 from open_instruct.report.histogram import histogram, is_histogram
 from open_instruct.rollouts.batch_metrics import (
     OverIssueBias,
@@ -25,21 +21,8 @@ from open_instruct.rollouts.batch_metrics import (
 )
 from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.rollouts.packing import Layout, prepare_collated_data_for_workers
-from open_instruct.rollouts.training_samples import fresh_masks, training_samples
+from open_instruct.rollouts.training_samples import fresh_masks
 from open_instruct.scored_groups import ScoredGroup, split
-
-
-def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool = False) -> list[TrainingSample]:
-    return training_samples(
-        groups,
-        verification_reward=10.0,
-        advantages=partial(group_advantages, name=normalization),
-        mask_truncated_completions=mask,
-    )
-
-
-def token_versions(spans: Sequence[tuple[int, int]]) -> list[int]:
-    return [version for version, num in spans for _ in range(num)]
 
 
 def test_a_rollout_of_one_group_is_not_copied() -> None:

@@ -5,27 +5,16 @@ from functools import partial
 
 import numpy as np
 import pytest
-from group_fakes import make_group, make_spanned_group, spans_of_a_group
+from group_fakes import make_group, make_spanned_group, samples_of, spans_of_a_group, token_versions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from open_instruct.algorithms.advantages import group_advantages
 from open_instruct.data_types import TrainingSample
-from open_instruct.rollouts.batch_metrics import (
-    num_computed_tokens,
-)
+from open_instruct.rollouts.batch_metrics import num_computed_tokens
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
 from open_instruct.rollouts.training_samples import fresh_masks, training_samples
 from open_instruct.scored_groups import ScoredGroup
-
-
-def samples_of(*groups: ScoredGroup, normalization: str = "centered", mask: bool = False) -> list[TrainingSample]:
-    return training_samples(
-        groups,
-        verification_reward=10.0,
-        advantages=partial(group_advantages, name=normalization),
-        mask_truncated_completions=mask,
-    )
 
 
 def test_centered_advantages() -> None:
@@ -105,10 +94,6 @@ def test_fresh_tokens_are_those_of_new_enough_weights() -> None:
     assert sample.advantage == pytest.approx(-1 / 3)
     assert sample.mask.tolist() == masks[0].tolist()
     assert len(sample.response) == len(sample.logprobs) == 5
-
-
-def token_versions(spans: Sequence[tuple[int, int]]) -> list[int]:
-    return [version for version, num in spans for _ in range(num)]
 
 
 @settings(deadline=None)
