@@ -278,7 +278,7 @@ class RolloutController:
             )
 
     def close_ledger(self) -> dict[str, object]:
-        """The run ends: drop all open prompts with the reason `run_ended`. Returns the final counts."""
+        """The run ends: give every open prompt its fate (`PromptLedger.close`). Returns the final counts."""
         with self._threads.lock:
             self._flow.ledger.close()
             return self._flow.ledger.counts()

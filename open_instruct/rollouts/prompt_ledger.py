@@ -92,12 +92,23 @@ class PromptLedger:
         self.check()
         return settled
 
-    def close(self, reason: str = RUN_ENDED) -> None:
-        """The run ends: drop every prompt that is still open, for `reason`."""
-        self.fates[reason] += len(self._open)
+    def close(self, reason: str = RUN_ENDED) -> list[tuple[IssuedPrompt, str]]:
+        """The run ends: drop every prompt that is still open. Returns these prompts and fates in the order of issue.
+
+        A prompt that a step has already left out keeps the reason for that. All other prompts are dropped for `reason`. Example:
+        the step that is being put together has left out 3 groups as `zero_std` and was going to train on 2; 4 prompts are with
+        the engines. Then 3 prompts are dropped as `zero_std` and 6 as `run_ended`.
+        """
+        staged = {prompt_id: fate for fates in self._staged.values() for prompt_id, fate in fates.items()}
+        ended = [
+            (prompt, reason if (fate := staged.get(prompt.prompt_id, CONSUMED)) == CONSUMED else fate)
+            for prompt in self.open_prompts()
+        ]
+        self.fates.update(fate for _, fate in ended)
         self._open.clear()
         self._staged.clear()
         self.check()
+        return ended
 
     def check(self) -> None:
         settled = sum(self.fates.values())

@@ -12,7 +12,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from open_instruct.rollouts.prompt_ledger import CONSUMED, FAILED, RUN_ENDED, ZERO_STD, IssuedPrompt, PromptLedger
+from open_instruct.rollouts.prompt_ledger import (
+    CONSUMED,
+    FAILED,
+    MASKED,
+    RUN_ENDED,
+    ZERO_STD,
+    IssuedPrompt,
+    PromptLedger,
+)
 
 
 @dataclass
@@ -81,8 +89,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def close(self) -> None:
-        self.ledger.close()
-        self.expected.fates |= {prompt.prompt_id: RUN_ENDED for prompt in self.expected.open}
+        left_out = {i: fate for i, (_, fate) in self.expected.staged.items() if fate != CONSUMED}
+        ended = {prompt.prompt_id: left_out.get(prompt.prompt_id, RUN_ENDED) for prompt in self.expected.open}
+        assert [(prompt.prompt_id, fate) for prompt, fate in self.ledger.close()] == list(ended.items())
+        self.expected.fates |= ended
         self.expected.staged = {}
 
     @rule()
@@ -165,6 +175,21 @@ def test_close_drops_what_is_open(ledger: PromptLedger) -> None:
     ledger.stage("train-0", CONSUMED, 1)
     ledger.close()
     assert ledger.counts() == {"issued": 5, "consumed": 0, "dropped": {RUN_ENDED: 5}, "reissued": 0, "open": 0}
+
+
+def test_close_keeps_the_reason_for_which_a_step_left_a_prompt_out(ledger: PromptLedger) -> None:
+    for number, fate in enumerate([ZERO_STD, CONSUMED, MASKED, FAILED]):
+        ledger.stage(f"train-{number}", fate, 1)
+    ended = ledger.close()
+    assert [fate for _, fate in ended] == [ZERO_STD, RUN_ENDED, MASKED, FAILED, RUN_ENDED]
+    assert [prompt.prompt_id for prompt, _ in ended] == [f"train-{number}" for number in range(5)]
+    assert ledger.counts() == {
+        "issued": 5,
+        "consumed": 0,
+        "dropped": {ZERO_STD: 1, RUN_ENDED: 2, MASKED: 1, FAILED: 1},
+        "reissued": 0,
+        "open": 0,
+    }
 
 
 def test_what_cannot_be_is_refused(ledger: PromptLedger) -> None:
