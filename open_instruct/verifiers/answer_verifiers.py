@@ -90,6 +90,8 @@ class MathVerifier(VerifierFunction):
     """
 
     name = "math"
+    where = "the last \\boxed{…}, or without a box the answer that the response states,"
+    """Where the answer stands, for messages."""
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
@@ -107,6 +109,9 @@ class MathVerifier(VerifierFunction):
     def find_answer(self, prediction: str) -> str | None:
         return math_answer(prediction)
 
+    def scoring_rule(self, label: object) -> str:
+        return f"1 if {self.where} equals {answer_of_label(single_label(label))}"
+
     def check_label(self, label: object) -> None:
         _wanted(single_label(label))
 
@@ -118,6 +123,7 @@ class StrictMathVerifier(MathVerifier):
     """As `math`, but the answer must be in `Final Answer: The final answer is $…$.`, or be the whole response."""
 
     name = "strict_math"
+    where = "`Final Answer: The final answer is $…$.`, or the whole response,"
 
     def find_answer(self, prediction: str) -> str | None:
         return final_answer(prediction) or whole_answer(prediction)

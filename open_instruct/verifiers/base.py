@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +114,16 @@ class VerifierFunction:
         """
         if not self.is_outside():
             is_a_result(self([], "", label, ""))
+
+    def scoring_rule(self, label: object) -> str:
+        """For a message to the user: what a response to a row with this label must have to be scored above 0.
+
+        By default the first sentence of the docstring of the class; "" if it has none.
+        """
+        bases = type(self).__mro__
+        own = bases[: bases.index(VerifierFunction)]
+        text = next((cls.__doc__ for cls in own if cls.__doc__), "")
+        return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
     def prepare(self, dataset: str) -> None:
         """Loads everything slow that scoring rows with this value of the `dataset` column needs."""

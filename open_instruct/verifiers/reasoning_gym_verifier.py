@@ -28,6 +28,11 @@ class ReasoningGymVerifier(VerifierFunction):
             return VerificationResult(0.0, reasoning="no <answer>...</answer>")
         return VerificationResult(float(scorer.score_answer(answer, item)))
 
+    def scoring_rule(self, label: object) -> str:
+        item = decode_item(str(label))
+        task = item.get("metadata", {}).get("source_dataset")
+        return f"{task} compares the last <answer>…</answer> with its own answer, {item['answer']}"
+
     def check_label(self, label: object) -> None:
         _refuse_without_jail(self._item_and_scorer(label)[0]["metadata"]["source_dataset"])
 

@@ -145,6 +145,11 @@ def check_label(dataset: str, ground_truth: object) -> None:
     find_verifier(dataset, _verifiers()).check_label(ground_truth)
 
 
+def scoring_rule(dataset: str, ground_truth: object) -> str:
+    """For a message: what a response must have to be scored above 0. Raises what a user's verifier raises."""
+    return find_verifier(dataset, _verifiers()).scoring_rule(ground_truth)
+
+
 def prepare_verifier(dataset: str) -> None:
     """Loads what scoring rows of this `dataset` column needs."""
     find_verifier(dataset, _verifiers()).prepare(dataset)
