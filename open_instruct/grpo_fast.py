@@ -29,6 +29,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from open_instruct.cluster.failures import ComponentDied, WeightsDiffer, root_cause
+from open_instruct.cluster.pickled_queue import PickledQueue
 from open_instruct.config.checks import collect_mistakes
 from open_instruct.config.cli import UsageError, fail_with, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config, unused_modules
@@ -45,24 +46,49 @@ from open_instruct.registry import option_kinds
 from open_instruct.report.metric_names import alerts_are_on_metrics
 from open_instruct.report.run_log import RunLog
 from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
+from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
 from open_instruct.run.dry_run import dry_run
-from open_instruct.run.evaluation_schedule import maybe_evaluate  # noqa: F401 - open-instruct has it here
+from open_instruct.run.evaluation_schedule import maybe_evaluate
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.ray_session import ray_cluster
+from open_instruct.run.rollout_manager import prompt_queue_size, queue_actor_options, results_queue_size
 from open_instruct.run.run_saving import (
     checkpoint_store,
     is_complete,
     resumes_the_same_run,
     tell_that_it_is_complete,
 )
-from open_instruct.run.step_loop import run_to_its_end, sync_weights_and_prepare_prompts  # noqa: F401 - open-instruct has it here
-from open_instruct.run.wiring import DEFAULT_ROLES, Roles, set_up
+from open_instruct.run.step_loop import (
+    WallClock,
+    finish,
+    resume,
+    start_queue_processing_on_actors,
+    stop_early,
+    sync_weights_and_prepare_prompts,
+    train,
+)
+from open_instruct.run.wiring import DEFAULT_ROLES, Roles, Run, set_up
 from open_instruct.storage.checkpoints import StorageNotShared
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
 from open_instruct.system.secret_masking import mask_tracebacks
+from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
+
+data_preparation_thread = DataPreparation.data_preparation_thread
+load_data_from_packing_thread = FullyAsyncTrainer.load_data_from_packing_thread
+# Who knows open-instruct's script finds the steps of a run here under the names that they have there.
+__all__ = [
+    "data_preparation_thread",
+    "load_data_from_packing_thread",
+    "main",
+    "maybe_evaluate",
+    "run",
+    "start_queue_processing_on_actors",
+    "sync_weights_and_prepare_prompts",
+]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,17 +137,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
             logger.warning("%s", warning)
     try:
         with ray_cluster(args.stopped_timeout_s) as signals:
-            current = set_up(args, inputs, roles, log, signals)
-            patience_s = SHUTDOWN_AFTER_FAILURE_S
-            try:
-                code = run_to_its_end(current)
-                patience_s = SHUTDOWN_S
-                return code
-            except Exception as error:
-                tell_of_failure(args, log, error)  # before all components are ended, which may take seconds
-                return 1
-            finally:
-                current.components.shut_down(patience_s)
+            return _run_on_ray(args, inputs, roles, log, signals)
     except Interrupted as interruption:
         return interruption.exit_code
     except Exception as error:  # before all components were there
@@ -129,6 +145,36 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         return 1
     finally:
         log.close()
+
+
+def _run_on_ray(args: GRPOConfig, inputs: "RunInputs", roles: Roles, log: RunLog, signals: Signals) -> int:
+    """Create the queues and all actors, run to the end, and end the actors."""
+    param_prompt_Q = PickledQueue(prompt_queue_size(args), queue_actor_options())
+    inference_results_Q = PickledQueue(results_queue_size(args), queue_actor_options())
+    current = set_up(args, inputs, roles, log, signals, queues=(param_prompt_Q, inference_results_Q))
+    patience_s = SHUTDOWN_AFTER_FAILURE_S
+    try:
+        code = run_to_its_end(current)
+        patience_s = SHUTDOWN_S
+        return code
+    except Exception as error:
+        tell_of_failure(args, log, error)  # before all components are ended, which may take seconds
+        return 1
+    finally:
+        current.components.shut_down(patience_s)
+
+
+def run_to_its_end(run: Run) -> int:
+    """Run from the newest checkpoint to the trained model, or to the next checkpoint if a signal comes. Returns the exit code."""
+    clock = WallClock(run)
+    try:
+        resume(run)
+        start_queue_processing_on_actors(run)
+        train(run, clock)
+        finish(run, clock)
+    except Interrupted as interruption:
+        return stop_early(run, interruption, clock)
+    return 0
 
 
 def tell_of_failure(args: GRPOConfig, log: RunLog, error: Exception) -> None:

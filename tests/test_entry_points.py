@@ -3,9 +3,16 @@
 import importlib
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from conftest import make_args
+from ray.util.queue import Queue
+
+from open_instruct import grpo_fast
 
 NAMES = {
     "open_instruct.rollout.Rollouter": "open_instruct.rollouts.controller",
@@ -15,6 +22,7 @@ NAMES = {
     "open_instruct.ground_truth_utils.VerifierFunction": "open_instruct.verifiers.registry",
     "open_instruct.ground_truth_utils.VerificationResult": "open_instruct.verifiers.registry",
     "open_instruct.grpo_fast.maybe_evaluate": "open_instruct.run.evaluation_schedule",
+    "open_instruct.grpo_fast.start_queue_processing_on_actors": "open_instruct.run.step_loop",
     "open_instruct.grpo_fast.sync_weights_and_prepare_prompts": "open_instruct.run.step_loop",
     "open_instruct.vllm_utils3.LLMRayActor": "open_instruct.vllm_utils3",
 }
@@ -26,6 +34,46 @@ def test_names_that_users_write_lead_to_the_code(name: str, module: str) -> None
     found = getattr(importlib.import_module(named), wanted)
     target = importlib.import_module(module)
     assert found is getattr(target, wanted)
+
+
+def test_grpo_fast_creates_both_queues_as_ray_queues_and_passes_them_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[Queue] = []
+    passed_on: list[tuple[Queue, Queue]] = []
+
+    class RecordedQueue(grpo_fast.PickledQueue):
+        def __init__(self, maxsize: int, actor_options: dict[str, Any]) -> None:
+            self.maxsize, self.actor_options = maxsize, actor_options
+            created.append(self)
+
+    class EndOfTest(Exception):
+        """What was to be seen has been seen."""
+
+    def set_up(*_: Any, queues: tuple[Queue, Queue]) -> None:
+        passed_on.append(queues)
+        raise EndOfTest
+
+    monkeypatch.setattr(grpo_fast, "PickledQueue", RecordedQueue)
+    monkeypatch.setattr(grpo_fast, "queue_actor_options", lambda: {"num_cpus": 0})
+    monkeypatch.setattr(grpo_fast, "set_up", set_up)
+    monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(None))
+    inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), warnings=[])
+    args = make_args(output_dir=str(tmp_path), vllm_num_engines=3, num_unique_prompts_rollout=8, async_steps=1)
+    with pytest.raises(EndOfTest):
+        grpo_fast.run(args, inputs)
+    assert issubclass(grpo_fast.PickledQueue, Queue)
+    assert [tuple(created)] == passed_on
+    assert [queue.maxsize for queue in created] == [
+        2 * 3,
+        4 * 2 * 8,
+    ]  # two bundles an engine; four times what may be under way
+
+
+@pytest.mark.parametrize("step", ["data_preparation_thread", "load_data_from_packing_thread"])
+def test_steps_of_a_run_have_open_instructs_names_in_grpo_fast(step: str) -> None:
+    assert getattr(grpo_fast, step).__name__ == step
+    assert step in grpo_fast.__all__
 
 
 @pytest.mark.parametrize("program", ["grpo_fast.py", "fully_async_main.py"])

@@ -59,12 +59,25 @@ def on_this_node() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
+def prompt_queue_size(args: GRPOConfig) -> int:
+    """Bundles of prompts that `param_prompt_Q` holds."""
+    return max(2, BUNDLES_QUEUED_PER_ENGINE * args.vllm_num_engines)
+
+
+def results_queue_size(args: GRPOConfig) -> int:
+    """Bundles of finished groups that `inference_results_Q` holds."""
+    return 4 * (args.staleness_bound + 1) * args.num_unique_prompts_rollout
+
+
+def queue_actor_options() -> dict[str, Any]:
+    """Where the queues live: on the driver's node, as the controller does."""
+    return {"num_cpus": 0, "scheduling_strategy": on_this_node()}
+
+
 def create_queues(args: GRPOConfig) -> tuple[Queue, Queue]:
-    """`param_prompt_Q` and `inference_results_Q`, bounded, on the driver's node."""
-    prompts = max(2, BUNDLES_QUEUED_PER_ENGINE * args.vllm_num_engines)
-    results = 4 * (args.staleness_bound + 1) * args.num_unique_prompts_rollout
-    options = {"num_cpus": 0, "scheduling_strategy": on_this_node()}
-    return PickledQueue(prompts, options), PickledQueue(results, options)
+    """Queues like those of `grpo_fast.py`, for engines or a `RolloutManager` that are used without it."""
+    options = queue_actor_options()
+    return PickledQueue(prompt_queue_size(args), options), PickledQueue(results_queue_size(args), options)
 
 
 def create_message_queue(args: GRPOConfig) -> MessageQueue:

@@ -1,4 +1,4 @@
-"""The step loop: from the newest checkpoint to the trained model, or to the next checkpoint if a signal comes.
+"""The steps of a run and the loop over them, which `grpo_fast.run_to_its_end` calls in order: resume, serve, train, finish.
 
 Step t waits for its data (unblocked by the controller), lets the learners train on it, sends version t to every engine, and calls
 `set_version` on the controller, which then admits the prompts that the staleness bound allows. Prompts are sent in parallel with
@@ -39,19 +39,6 @@ from open_instruct.run.wiring import Run
 from open_instruct.system.interruption import Interrupted
 
 logger = logging.getLogger(__name__)
-
-
-def run_to_its_end(run: Run) -> int:
-    """Run from the newest checkpoint to the trained model, or to the next checkpoint if a signal comes. Returns the exit code."""
-    clock = WallClock(run)
-    try:
-        resume(run)
-        start_queue_processing_on_actors(run)
-        train(run, clock)
-        finish(run, clock)
-    except Interrupted as interruption:
-        return stop_early(run, interruption, clock)
-    return 0
 
 
 def resume(run: Run) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray.util.queue import Queue
+
 from open_instruct.cluster.placement_plan import CannotPlace
 from open_instruct.config.cli import fail_with
 from open_instruct.config.grpo_config import GRPOConfig
@@ -15,7 +17,7 @@ from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.run.components import Components, create_components
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.run.rollout_manager import create_message_queue, create_queues
+from open_instruct.run.rollout_manager import create_message_queue
 from open_instruct.run.run_saving import checkpoint_store
 from open_instruct.run.run_state import Progress
 from open_instruct.run.weight_agreement import MismatchWatch, WeightAgreement
@@ -62,10 +64,12 @@ class Run:
     """Version whose evaluation is in flight."""
 
 
-def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signals: Signals) -> Run:
-    """Create the queues, the actors, and the objects of the driver that work with them."""
+def set_up(
+    args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signals: Signals, *, queues: tuple[Queue, Queue]
+) -> Run:
+    """Create the actors, and the objects of the driver that work with them. `queues`: `param_prompt_Q`, `inference_results_Q`."""
     message_queue = create_message_queue(args)
-    components = _start_components(args, inputs, message_queue, roles, signals)
+    components = _start_components(args, inputs, queues, message_queue, roles, signals)
     timer = Timer()
     return Run(
         args=args,
@@ -84,14 +88,17 @@ def set_up(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signa
 
 
 def _start_components(
-    args: GRPOConfig, inputs: RunInputs, message_queue: MessageQueue, roles: Roles, signals: Signals
+    args: GRPOConfig,
+    inputs: RunInputs,
+    queues: tuple[Queue, Queue],
+    message_queue: MessageQueue,
+    roles: Roles,
+    signals: Signals,
 ) -> Components:
     """Start controller, engines and learners at the same time. If the cluster has no room for them, end the program with a
     message."""
     try:
-        components = create_components(
-            args, inputs, create_queues(args), message_queue, signals, rollouter_cls=roles.rollouter
-        )
+        components = create_components(args, inputs, queues, message_queue, signals, rollouter_cls=roles.rollouter)
     except CannotPlace as error:
         options = ["num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"]
         options += ["teacher_num_engines", "teacher_tensor_parallel_size"] if args.has_teacher else []

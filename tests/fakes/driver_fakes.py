@@ -15,12 +15,12 @@ from conftest import make_args
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.data_types import RolloutBatch
 from open_instruct.engines.weight_update_client import UpdateReport
+from open_instruct.grpo_fast import run_to_its_end
 from open_instruct.report.run_log import RunLog
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.run.run_saving import checkpoint_store
-from open_instruct.run.step_loop import run_to_its_end
 from open_instruct.run.weight_agreement import MismatchWatch
 from open_instruct.run.wiring import Run
 from open_instruct.system.signals import Signals

@@ -99,8 +99,10 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 1})
     run = played_run(tmp_path, max_nonfinite_steps=3)
     run.components.shut_down = lambda *_: None
-    monkeypatch.setattr(grpo_fast, "set_up", lambda *_: run)
+    monkeypatch.setattr(grpo_fast, "set_up", lambda *_, queues: run)
     monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(run.components.signals))
+    monkeypatch.setattr(grpo_fast, "PickledQueue", lambda *_: None)
+    monkeypatch.setattr(grpo_fast, "queue_actor_options", dict)
     inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), warnings=[])
     assert grpo_fast.run(run.args, inputs) == 1
     run.log.close()
