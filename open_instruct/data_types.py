@@ -1,4 +1,7 @@
-"""Every message that processes send to each other. Read this first.
+"""The messages that carry prompts, samples and batches between controller, engines and learners. Read this first.
+
+Reports about these processes stand with the module that makes them: weight updates in `engines/weight_update_client.py`,
+verifiers in `verifiers/scoring_processes.py`, steps of the learners in `learners/step_sums.py`.
 
 Messages are frozen dataclasses that hold numpy arrays and plain Python values: token ids and log-probs, never text that has
 to be tokenized again, and never torch tensors. Arrays from Ray are read-only, so copy them when a batch is built.

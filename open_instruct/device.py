@@ -1,5 +1,7 @@
-"""The one place where CPU and GPU differ. All other code asks a `Device` and has no branches of its own, except kernels that
-check the device of their tensors (`learners/cpu_linear.py`, `learners/shared_attention.py`).
+"""What a run does differently on CPU and GPU: dtype, attention, backend, weight transport, resources, environment of the actors.
+
+The training path asks a `Device` for these. Code that tests the kind of device by itself: the counts of memory (`--dry_run`), the
+checks of options that exist for one kind alone, and kernels that look at the device of their tensors.
 
 The driver determines the device once and passes it to the actors, because an actor that was given no GPU sees no GPU and
 would answer differently.

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
-from open_instruct.registry import options_of
-from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions
+from open_instruct.workflows.base import WORKFLOWS
 
 
 def remapped_verifiers_are_pairs(args: GRPOConfig) -> Iterator[str]:
@@ -17,29 +16,16 @@ def remapped_verifiers_are_pairs(args: GRPOConfig) -> Iterator[str]:
             yield f"{shown(args, 'remap_verifier')}: {pair!r} is no pair of names. Write old=new, such as math_dapo=math."
 
 
-WITHOUT_REWARDS = ("single_turn", "rc")
-"""Workflows whose responses are rewarded only by verifiers."""
-
-
 def something_is_rewarded(args: GRPOConfig) -> Iterator[str]:
-    shaping = args.reward_shaping
-    if args.apply_verifiable_reward or args.has_teacher or shaping.overlong_buffer or _workflow_rewards(args):
+    shaping, workflow = args.reward_shaping, WORKFLOWS[args.rollout_workflow].value
+    if args.apply_verifiable_reward or args.has_teacher or shaping.overlong_buffer or workflow.may_reward(args):
         return
     if shaping.form == "ignored" or shaping.form_reward == 0:
-        cures = ["apply_r1_style_format_reward"]
-        if args.rollout_workflow == AGENT_PROGRAM:
-            cures.append("agent_prints_reward")
+        cures = ["apply_r1_style_format_reward", *workflow.reward_options]
         yield (
             f"{shown(args, 'apply_verifiable_reward')}: then no response has a reward. Set {' or '.join(cures)}, or leave this "
             f"out."
         )
-
-
-def _workflow_rewards(args: GRPOConfig) -> bool:
-    """Whether rollouts may bring rewards of their own. For conversations that depends on the environments in the rows."""
-    if args.rollout_workflow == AGENT_PROGRAM:
-        return options_of(args, AgentOptions).agent_prints_reward
-    return args.rollout_workflow not in WITHOUT_REWARDS
 
 
 def judgements_have_a_price(args: GRPOConfig) -> Iterator[str]:

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
-
-ALWAYS_THE_SAME = ("single_turn", "rc")
-"""Workflows whose greedy responses to a prompt are all the same. Environments, tools and programs may answer differently."""
+from open_instruct.workflows.base import WORKFLOWS
 
 
 def evaluated_responses_differ(args: GRPOConfig) -> Iterator[str]:
     """vLLM refuses several greedy responses in one request, and the engine would die."""
-    if args.eval_temperature == 0 and args.eval_pass_at_k > 1 and args.rollout_workflow in ALWAYS_THE_SAME:
+    are_alike = WORKFLOWS[args.rollout_workflow].value.greedy_responses_are_alike
+    if args.eval_temperature == 0 and args.eval_pass_at_k > 1 and are_alike:
         options = shown(args, "eval_pass_at_k", "eval_temperature")
         yield f"{options}: greedy responses are all the same. Set eval_pass_at_k to 1, or eval_temperature above 0."
 

@@ -24,6 +24,7 @@ from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.cluster.node_watch import LostNode
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report.component_log import component_logger
+from open_instruct.rollouts.controller import RESULTS_ARRIVE_S
 from open_instruct.rollouts.running_evaluation import is_of_evaluation
 from open_instruct.run.ray_results import value_of
 from open_instruct.system.work_threads import POLL_S
@@ -294,7 +295,7 @@ class EngineSupervisor:
                 held += ray.get(ref, timeout=ANSWER_S)["held"]
             except ray.exceptions.RayError:
                 continue  # this engine has died too; the next check replaces it
-        in_time = self._args.batch_timeout + CONTROL_S  # the controller first waits for results that are on their way
+        in_time = RESULTS_ARRIVE_S + CONTROL_S  # the controller first waits for results that are on their way
         lost = value_of(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
         self.num_recovered_prompts += lost
         logger.warning("%d prompts were lost with the engine and are issued again", lost)

@@ -207,6 +207,10 @@ class Workflow(ABC):
     """Whether every prompt is the prompt of its row. If not, prompts may be longer than the longest prompt of the data."""
     length_options: ClassVar[Sequence[str]] = ()
     """The workflow's own options that `lengths` depends on. Messages about lengths name them."""
+    greedy_responses_are_alike: ClassVar[bool] = False
+    """Whether all responses to a prompt are alike at temperature 0. Environments, tools and programs may answer differently."""
+    reward_options: ClassVar[Sequence[str]] = ()
+    """Options with which rollouts bring rewards of their own. Messages about a run without any reward name them."""
     identity_options: ClassVar[Sequence[str] | None] = None
     """Options that must not change when a run resumes from a checkpoint. None: all options of the workflow."""
 
@@ -221,6 +225,12 @@ class Workflow(ABC):
         """Messages about wrong options of the run, each in the form `--flag value: what is wrong. What to do.`"""
         del args
         return iter(())
+
+    @classmethod
+    def may_reward(cls, args: "GRPOConfig") -> bool:
+        """Whether rollouts of this run may bring rewards of their own, so that no verifier is needed."""
+        del args
+        return True
 
     @classmethod
     def prepared(cls, options: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from open_instruct.data_types import PromptRequest
+from open_instruct.registry import options_of
 from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.metrics import agent_metrics
 from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions, mistakes
@@ -29,6 +30,7 @@ class AgentPrograms(Workflow):
     """Runs G programs for each prompt in parallel."""
 
     prompts_are_of_the_data = False
+    reward_options = ("agent_prints_reward",)
     identity_options = (
         "agent_command",
         "agent_max_samples",
@@ -47,6 +49,10 @@ class AgentPrograms(Workflow):
     @classmethod
     def mistakes(cls, args: "GRPOConfig") -> Iterator[str]:
         yield from mistakes(args)
+
+    @classmethod
+    def may_reward(cls, args: "GRPOConfig") -> bool:
+        return options_of(args, AgentOptions).agent_prints_reward
 
     @classmethod
     def prepared(cls, options: AgentOptions) -> AgentOptions:

@@ -46,6 +46,7 @@ class ReasoningCache(Workflow):
     """The samples are reasoning turns and, with `--rc_summary_reward`, summaries. The notes are the states that were reached."""
 
     prompts_are_of_the_data = False
+    greedy_responses_are_alike = True
     length_options = ("rc_max_summary_tokens",)
     identity_options = (
         "rc_num_reasoning_steps",
@@ -72,6 +73,10 @@ class ReasoningCache(Workflow):
     def mistakes(cls, args: "GRPOConfig") -> Iterator[str]:
         for rule in RULES:
             yield from rule(args)
+
+    @classmethod
+    def may_reward(cls, args: "GRPOConfig") -> bool:
+        return False
 
     @classmethod
     def prepared(cls, options: ReasoningCacheOptions) -> ReasoningCacheOptions:
