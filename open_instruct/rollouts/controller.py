@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 RESULTS_ARRIVE_S = 30.0
-"""After the death of an engine: how long results that are in the results queue may take to be read."""
+"""After the death of an engine: how long results that are in the results queue may take to be read. A group that is read later
+counts as lost and comes twice; it is taken once."""
 
 
 @dataclass(frozen=True)
@@ -375,8 +376,7 @@ class RolloutController:
     def recover_lost(self, held: list[str]) -> int:
         """Issue lost prompts again; returns how many. `held` are the ids of the prompts inside living engines.
 
-        lost = issued - in the prompt queue (taken back) - held - arrived, read or not. Waits until the results queue is empty,
-        for `RESULTS_ARRIVE_S` at most. A group that is read later counts as lost and comes twice; it is taken once.
+        lost = issued - in the prompt queue (taken back) - held - arrived, read or not. Waits for an empty results queue.
         """
         deadline = time.monotonic() + RESULTS_ARRIVE_S
         while not self.inference_results_Q.empty() and time.monotonic() < deadline:
