@@ -12,7 +12,7 @@ from open_instruct.data.mixer import DatasetError, Mistakes
 from open_instruct.data.row_checks import check_ground_truth
 from open_instruct.data.sources import CONFIG_MARK, RawRow, SourceError, iter_rows
 from open_instruct.verifiers.answer_reading import boxed_answer
-from open_instruct.verifiers.base import single_label
+from open_instruct.verifiers.labels import single_label
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym
 from open_instruct.verifiers.registry import verifier_name, verifier_names
 from open_instruct.workflows.rc.types import Problem
@@ -108,15 +108,14 @@ def _answer(values: Mapping[str, Any], known: Sequence[str]) -> tuple[str, objec
     label = next((values[key] for key in ("ground_truth", "answer") if values.get(key) not in (None, "")), None)
     if isinstance(named, str) and verifier_name(named, known) is not None and label is not None:
         return named, label
-    if isinstance(label, list):
-        label = single_label(label)
-    if isinstance(label, str) and GSM8K_MARK in label:
-        return "gsm8k", label.rpartition(GSM8K_MARK)[2].strip()
-    if label is None and isinstance(values.get("solution"), str):
-        label = boxed_answer(values["solution"])
-    if label is None:
+    answer = single_label(label) if label is not None else None
+    if answer is not None and GSM8K_MARK in answer:
+        return "gsm8k", answer.rpartition(GSM8K_MARK)[2].strip()
+    if answer is None and isinstance(values.get("solution"), str):
+        answer = boxed_answer(values["solution"])
+    if answer is None:
         raise ValueError(f"no answer in it: one of ground_truth, answer, solution. It has: {', '.join(values)}")
-    return "math", str(label)
+    return "math", answer
 
 
 def _one_of(named: object) -> object:

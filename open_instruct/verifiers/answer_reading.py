@@ -79,6 +79,7 @@ _is_no_unit = re.compile(
 ).fullmatch
 """Matches a word that may follow a number but is no unit: it changes the number (`million`) or offers a second number (`or`)."""
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
+_POWER_OF_TEN = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([-+]?[0-9]{1,3})")
 _FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-9]+)/([0-9]+))")
 
 
@@ -169,7 +170,15 @@ def _exactly(text: str) -> Fraction | None:
         return int(f"{sign}1") * Fraction(int(top or plain_top), denominator) if denominator else None
     if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", text):
         text = text.replace(",", "")
-    return Fraction(Decimal(text)) if _PLAIN_NUMBER.fullmatch(text) else None
+    if _PLAIN_NUMBER.fullmatch(text) or _POWER_OF_TEN.fullmatch(text):
+        return Fraction(Decimal(text))
+    return None
+
+
+def without_exponent(text: str) -> str:
+    """`0.00001` for `1e-5`, as programs print small and large numbers; any other text as it is."""
+    number = text.strip()
+    return format(Decimal(number), "f") if _POWER_OF_TEN.fullmatch(number) else text
 
 
 # --- numbers in prose --------------------------------------------------------------------------------------------------

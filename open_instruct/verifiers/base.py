@@ -137,13 +137,3 @@ def is_a_result(said: object) -> VerificationResult:
     if not isinstance(said, VerificationResult):
         raise TypeError(f"a verifier must give VerificationResult(score), got {said!r:.80}")
     return said
-
-
-def single_label(label: object) -> str:
-    """A label as text. Some of open-instruct's data wraps the label in a list with one element."""
-    if isinstance(label, list) and len(label) == 1:
-        label = label[0]
-    is_number = isinstance(label, int | float) and not isinstance(label, bool) and math.isfinite(label)
-    if not is_number and not isinstance(label, str):
-        raise ValueError(f"this verifier needs one text or number as ground truth, got {label!r:.80}")
-    return str(label)

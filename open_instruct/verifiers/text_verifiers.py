@@ -7,10 +7,12 @@ import json
 import math
 import re
 from collections import Counter
+from contextlib import suppress
 
 from open_instruct.chat_codec import END_THINK
 from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
-from open_instruct.verifiers.base import VerificationResult, VerifierFunction, single_label
+from open_instruct.verifiers.base import VerificationResult, VerifierFunction
+from open_instruct.verifiers.labels import single_label, texts_of
 
 FLAN_MARK = "The answer is: "
 PASSTHROUGH = "passthrough"
@@ -170,21 +172,17 @@ def _words_of(label: object) -> str:
 
 def _texts(label: object) -> list[str]:
     """The texts of a label: one text, or several of which any is right."""
-    texts = [single_label(one) for one in (label if isinstance(label, list) else [label])]
+    texts = texts_of(label)
     if not any(map(normalize_answer, texts)):
         raise ValueError(f"the ground truth must hold a word or a number, got {label!r:.80}")
     return texts
 
 
 def _texts_in_json(label: object) -> list[str]:
-    """As `_texts`, for a label that may be the JSON of a list or of a text. A text that spells a number stays as it is:
-    `2.50`."""
-    if isinstance(label, str):
-        try:
-            read = json.loads(label)
-        except ValueError:
-            return _texts(label)
-        return _texts(read if isinstance(read, list | str) else label)
+    """As `_texts`, for a label that may also be the JSON of a list of numbers."""
+    if isinstance(label, str) and label.lstrip()[:1] == "[":
+        with suppress(ValueError, RecursionError):
+            label = json.loads(label)
     return _texts(label)
 
 

@@ -1,0 +1,129 @@
+"""Labels are values: a number is that number however it is spelled, and a text that is JSON is what it says."""
+
+import json
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+from open_instruct.verifiers.labels import single_label
+from open_instruct.verifiers.registry import check_label, score_response
+
+
+def score(dataset: str, label: object, text: str) -> float:
+    check_label(dataset, label)
+    return score_response(dataset, label, [], text).score
+
+
+def stated(dataset: str, answer: str) -> str:
+    """A response that gives the answer in the form that the verifier reads."""
+    forms = {
+        "math": rf"Thus the result is $\boxed{{{answer}}}$.",
+        "strict_math": f"Final Answer: The final answer is ${answer}$. I hope it is correct.",
+        "gsm8k": f"So they have {answer} left.",
+        "flan": f"The answer is: {answer}",
+        "string_matcher": f"<answer>{answer}</answer>",
+        "re_search": f"<finish>{answer}</finish>",
+        "re_search_f1": f"<finish>{answer}</finish>",
+    }
+    return forms.get(dataset, answer)
+
+
+OF_NUMBERS = ("math", "strict_math", "gsm8k")
+OF_WORDS = ("string_matcher", "flan", "puzzle", "string_f1", "re_search", "re_search_f1")
+
+
+@pytest.mark.parametrize("dataset", OF_NUMBERS + OF_WORDS)
+@pytest.mark.parametrize(
+    ("label", "answer"),
+    [
+        (42, "42"),
+        (42.0, "42"),
+        (-3.0, "-3"),
+        (0.0, "0"),
+        (0.5, "0.5"),
+        (1e-05, "0.00001"),
+        (2.5e-07, "0.00000025"),
+        (1e16, "10000000000000000"),
+        (1e22, "1" + 22 * "0"),
+        (123456789012345680.0, "123456789012345680"),
+        (Decimal("42.50"), "42.5"),
+        (Decimal("1E+3"), "1000"),
+        (np.int64(42), "42"),
+        (np.float64(42.0), "42"),
+        (np.float32(0.1), "0.1"),
+        ([42.0], "42"),
+    ],
+)
+def test_number_as_label_is_that_number(dataset: str, label: object, answer: str) -> None:
+    assert score(dataset, label, stated(dataset, answer)) == 1
+    assert score(dataset, label, stated(dataset, "43")) < 1
+
+
+def test_numbers_are_spelled_without_an_exponent() -> None:
+    assert [single_label(number) for number in (-0.0, 1e-7, 5e300, 0.1 + 0.2)] == [
+        "0",
+        "0.0000001",
+        "5" + 300 * "0",
+        "0.30000000000000004",
+    ]
+
+
+@pytest.mark.parametrize("label", ["1e-5", "1e-05", "1E-5", "1.0e-05", "10e-6", "0.1e-4"])
+@pytest.mark.parametrize("answer", ["0.00001", "1e-5", r"\frac{1}{100000}", "10^{-5}", r"10^{-5}\text{ m}"])
+def test_power_of_ten_in_a_text_is_a_number_for_math(label: str, answer: str) -> None:
+    assert score("math", label, stated("math", answer)) == 1
+
+
+def test_power_of_ten_that_is_another_number_is_wrong() -> None:
+    assert score("math", "1e-5", stated("math", "0.0001")) == 0
+    assert score("math", "1e-5", stated("math", "1e-6")) == 0
+    assert score("math", 1e16, stated("math", "1e15")) == 0
+    assert score("math", 1e16, stated("math", "1e16")) == 1
+    assert score("math", "2e-5", stated("math", "-5+2e")) == 1  # the other reading, 2 times e minus 5, counts too
+
+
+@pytest.mark.parametrize("dataset", OF_NUMBERS + OF_WORDS)
+@pytest.mark.parametrize(
+    "label",
+    [
+        '["42"]',
+        ' ["42"] ',
+        '"42"',
+        ["42"],
+        '["[\\"42\\"]"]',
+        ['["42"]'],
+        json.dumps(json.dumps("42")),
+        json.dumps(json.dumps(["42"])),
+        "['42']",
+    ],
+)
+def test_text_that_is_json_of_a_text_is_unwrapped(dataset: str, label: object) -> None:
+    assert score(dataset, label, stated(dataset, "42")) == 1
+    assert score(dataset, label, stated(dataset, "43")) < 1
+
+
+@pytest.mark.parametrize("dataset", ["string_f1", "re_search", "re_search_f1"])
+@pytest.mark.parametrize("label", [["Rome", "Paris"], '["Rome", "Paris"]', "['Rome', 'Paris']"])
+@pytest.mark.parametrize("answer", ["Rome", "Paris"])
+def test_each_text_of_a_list_is_right_for_verifiers_of_several_labels(dataset: str, label: object, answer: str) -> None:
+    assert score(dataset, label, stated(dataset, answer)) == 1
+
+
+@pytest.mark.parametrize("dataset", [*OF_NUMBERS, "string_matcher", "flan", "puzzle"])
+@pytest.mark.parametrize("label", [["1", "2"], '["1", "2"]', "['1', '2']", True, False, None, {"a": 1}])
+def test_label_that_is_no_one_text_or_number_is_refused_with_the_cure(dataset: str, label: object) -> None:
+    with pytest.raises(ValueError, match=r"one text or number.*(re_search|as a text)"):
+        check_label(dataset, label)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "(1, 2]", "{1, 2}", '[1, "a', "['a' or b]", '"a" or "b"', "[a]", "[]", "''", '"']
+)
+def test_text_that_is_no_json_of_texts_stays_as_it_is(text: str) -> None:
+    assert single_label(text) == text
+
+
+def test_lengths_may_be_numbers_of_any_kind() -> None:
+    for label in (3, 3.0, "3", "3.0", ["3"], '["3"]', Decimal(3), np.int32(3)):
+        assert score_response("max_length", label, [7, 8, 9], "").score == 1
