@@ -277,9 +277,7 @@ def check_same_run(path: Path, phase: Phase, model: ServedModel, policies: Mappi
     Raises:
         RunFailed: the stream was begun with other settings.
     """
-    data = hashlib.sha256(repr([asdict(problem) for problem in phase.problems]).encode(errors="replace")).hexdigest()[
-        :16
-    ]
+    data = _identity(phase.problems)
     later = {"data": data, **policies}  # earlier versions did not write them
     settings = asdict(phase.settings) | {"model": model.name, "problems": len(phase.problems)} | later
     if path.exists():
@@ -293,6 +291,12 @@ def check_same_run(path: Path, phase: Phase, model: ServedModel, policies: Mappi
                 f"{path.parent.parent}: holds a run with another {', '.join(changed)}. Choose another output_dir, or delete it."
             )
     write_atomically(path, json.dumps(settings).encode())
+
+
+def _identity(problems: Sequence[Problem]) -> str:
+    """A hash of the problems. Their places do not count, because a file may move."""
+    contents = [{name: value for name, value in asdict(problem).items() if name != "row"} for problem in problems]
+    return hashlib.sha256(repr(contents).encode(errors="replace")).hexdigest()[:16]
 
 
 if __name__ == "__main__":

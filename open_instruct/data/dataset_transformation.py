@@ -22,7 +22,7 @@ from open_instruct.data.load_report import LoadReport, SourceReport
 from open_instruct.data.mixer import Amount, DatasetError, Mistakes, parse_mixer_list, rows_of_amount, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset, PromptDatasetBuilder, prompt_key
 from open_instruct.data.row_checks import MESSAGE_KEYS, CheckedRow, RowError, RowReader, RowRules, check_row
-from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows
+from open_instruct.data.sources import BATCH_ROWS, RawRow, SourceError, iter_rows, source_name
 from open_instruct.verifiers.registry import check_label as check_label_of_verifier
 
 if TYPE_CHECKING:
@@ -204,12 +204,12 @@ class _Source:
                 continue
             if checked.names_unused_tools:
                 self.report.num_with_unused_tools += 1
-                self.report.first_with_unused_tools = self.report.first_with_unused_tools or row.place
+                self.report.first_with_unused_tools = self.report.first_with_unused_tools or str(row.place)
             checked = self._hide_special_tokens(checked)
             num_characters = sum(len(message["content"]) for message in checked.messages) + len(checked.rendered or "")
             if num_characters > CHARACTERS_OF_A_TOKEN * self.rules.max_prompt_token_length:
                 self.report.num_overlong += 1
-                self.longest = max(self.longest, (num_characters // CHARACTERS_OF_A_TOKEN, row.place, " or more"))
+                self.longest = max(self.longest, (num_characters // CHARACTERS_OF_A_TOKEN, str(row.place), " or more"))
             else:
                 checked.number = self.report.num_rows - 1
                 yield checked
@@ -223,7 +223,7 @@ class _Source:
         for token in self.rules.special_tokens:  # a comprehension takes four times as long
             if token in text:
                 self.report.num_with_special_tokens += 1
-                self.report.first_with_special_tokens = self.report.first_with_special_tokens or row.place
+                self.report.first_with_special_tokens = self.report.first_with_special_tokens or str(row.place)
                 if self.rules.reader.own_prompt is not None:  # a workflow with prompts of its own removes them
                     return row
                 return self._hidden(row)
@@ -239,7 +239,7 @@ class _Source:
                 self.mistakes.add_row(self.name, row.place, "the chat template turns it into an empty prompt")
             elif length > self.rules.max_prompt_token_length:
                 self.report.num_overlong += 1
-                self.longest = max(self.longest, (length, row.place, ""))
+                self.longest = max(self.longest, (length, str(row.place), ""))
             elif self.rules.held_out and prompt_key(token_ids) in self.rules.held_out:
                 self.report.num_excluded += 1
             else:
@@ -251,6 +251,8 @@ class _Source:
                     dataset=row.dataset,
                     raw_query=text,
                     facts=row.facts,
+                    source=source_name(self.name, self.split),
+                    place=row.place,
                 )
 
     def _templated(
@@ -277,7 +279,7 @@ class _Source:
             if (role := _left_out(row, text, lambda role: role not in ROLES)) is None:
                 if _left_out(row, text, lambda role: role in TOLD):
                     self.report.num_with_left_out += 1
-                    self.report.first_with_left_out = self.report.first_with_left_out or row.place
+                    self.report.first_with_left_out = self.report.first_with_left_out or str(row.place)
                 kept_rows.append(row)
                 kept_texts.append(text)
             else:

@@ -31,7 +31,7 @@ class Mistakes:
         if len(self._shown) < MOST_MISTAKES_SHOWN:
             self._shown.append(mistake)
 
-    def add_row(self, source: str, place: str, problem: str) -> None:
+    def add_row(self, source: str, place: object, problem: str) -> None:
         """Add a row's problem. Further rows of the source with the same problem are only counted, in the first row's message."""
         if (source, problem) in self._alike:
             number, others = self._alike[source, problem]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from open_instruct.chat_codec import LITERAL, ChatCodec
+from open_instruct.data.row_places import PlaceInSource
 from open_instruct.data.sample_record import NON_TENSOR_BATCH, has_proto_columns, prompt_fields
 from open_instruct.data.sources import Columns, RawRow
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
@@ -84,12 +85,12 @@ class RowRules:
 class CheckedRow:
     """A row that can be trained on unless its prompt is too long."""
 
-    place: str
+    place: PlaceInSource
     messages: list[dict[str, Any]]
     ground_truth: object
     dataset: str
     number: int = 0
-    """Number of the row in its source, from 0."""
+    """Number of the row among the rows that are read, from 0. `place` counts all rows of the source."""
     rendered: str | None = None
     """The prompt's finished text, with the chat template applied. If the row has this text, it has no messages."""
     facts: dict[str, Any] | None = None

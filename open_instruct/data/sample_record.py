@@ -90,14 +90,15 @@ def to_proto_item(
 
 
 def non_tensor_fields(
-    *, data_source: str, ground_truth: object, rendered_prompt: str, uid: str, index: int
+    *, data_source: str, ground_truth: object, rendered_prompt: str, uid: str, index: int, row: str
 ) -> dict[str, Any]:
     """The fields of a sample that are not arrays.
 
     Args:
         rendered_prompt: the prompt's text with the chat template applied; verl calls it `full_prompts`.
         uid: the same for all responses of one group.
-        index: number of the row in the data set.
+        index: number of the row among the rows that the run trains on, from 0.
+        row: where the row stands in the user's data, such as `train.jsonl line 7`.
     """
     return {
         "data_source": data_source,
@@ -108,6 +109,7 @@ def non_tensor_fields(
         "tools_kwargs": {},
         "interaction_kwargs": {},
         "index": index,
+        "row": row,
     }
 
 

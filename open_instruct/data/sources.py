@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from open_instruct.data.row_places import PlaceInSource
 from open_instruct.data.sample_record import COLUMNS, has_proto_columns
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gym_rows
 
@@ -35,8 +36,7 @@ CONFIG_MARK = f"{QUERY_MARK}config="
 class RawRow(NamedTuple):
     """A row as the source has it, or the problem with the row."""
 
-    place: str
-    """`row 7`, or `line 7` in a file of JSON lines."""
+    place: PlaceInSource
     values: dict[str, object]
     problem: str | None = None
 
@@ -79,14 +79,20 @@ def iter_rows(name: str, split: str, columns: Columns | None, cache_dir: str | N
     return _hub(name, settings, split, columns, cache_dir)
 
 
+def source_name(name: str, split: str) -> str:
+    """The name of a source beside the places of its rows. Only a directory or a hub data set has several splits."""
+    is_one_file = is_reasoning_gym(name) or Path(name).suffix in FILE_SUFFIXES
+    return name if is_one_file else f"{name} (split {split})"
+
+
 def _seen_from(path: Path) -> str:
     return "" if path.is_absolute() else f" (looked in {Path.cwd()})"
 
 
 def _reasoning_gym(entry: str) -> Iterator[RawRow]:
     try:
-        for number, row in enumerate(iter_reasoning_gym_rows(entry), start=1):
-            yield RawRow(f"row {number}", row)
+        for number, row in enumerate(iter_reasoning_gym_rows(entry)):
+            yield RawRow(PlaceInSource("index", number), row)
     except ValueError as err:
         raise SourceError(str(err)) from err
 
@@ -95,10 +101,10 @@ def _json_lines(path: Path, _: Columns | None) -> Iterator[RawRow]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _json_row(f"line {number}", line)
+                yield _json_row(PlaceInSource("line", number), line)
 
 
-def _json_row(place: str, line: bytes) -> RawRow:
+def _json_row(place: PlaceInSource, line: bytes) -> RawRow:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as err:  # bytes that are not UTF-8 are a ValueError too
@@ -120,7 +126,7 @@ def _json(path: Path, columns: Columns | None) -> Iterator[RawRow]:
         raise SourceError(f"broken JSON: {err}") from err
     for number, values in enumerate(rows, start=1):
         problem = None if isinstance(values, dict) else f"a row must be a JSON object, got {type(values).__name__}"
-        yield RawRow(f"row {number}", {} if problem else values, problem)
+        yield RawRow(PlaceInSource("row", number), {} if problem else values, problem)
 
 
 def _parquet(path: Path, columns: Columns | None) -> Iterator[RawRow]:
@@ -134,7 +140,7 @@ def _parquet(path: Path, columns: Columns | None) -> Iterator[RawRow]:
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
                 for values in batch.to_pylist():
                     number += 1
-                    yield RawRow(f"row {number}", values)
+                    yield RawRow(PlaceInSource("row", number), values)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as err:
         raise SourceError(f"not a readable parquet file: {err}") from err
 
@@ -143,7 +149,7 @@ def _hub(name: str, settings: str, split: str, columns: Columns | None, cache_di
     dataset = _load_hub(name, settings, split, cache_dir)
     dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
     for number, values in enumerate(dataset, start=1):
-        yield RawRow(f"row {number}", dict(values))  # type: ignore[call-overload]
+        yield RawRow(PlaceInSource("row", number), dict(values))  # type: ignore[call-overload]
 
 
 def content_of_hub(entry: str, split: str, cache_dir: str | None = None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from open_instruct.data.mixer import DatasetError, Mistakes
 from open_instruct.data.row_checks import check_ground_truth
-from open_instruct.data.sources import CONFIG_MARK, RawRow, SourceError, iter_rows
+from open_instruct.data.sources import CONFIG_MARK, RawRow, SourceError, iter_rows, source_name
 from open_instruct.verifiers.answer_reading import boxed_answer
 from open_instruct.verifiers.labels import single_label
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym
@@ -66,14 +66,14 @@ def _problems(name: str, split: str, mistakes: Mistakes) -> Iterator[Problem]:
     try:
         for number, row in enumerate(iter_rows(name, split, None, None)):
             try:
-                yield _to_problem(row, name, number, known)
+                yield _to_problem(row, name, split, number, known)
             except ValueError as error:
                 mistakes.add(f"{name} {row.place}: {error}")
     except SourceError as error:
         mistakes.add(f"{name}: {error}")
 
 
-def _to_problem(row: RawRow, name: str, number: int, known: Sequence[str]) -> Problem:
+def _to_problem(row: RawRow, name: str, split: str, number: int, known: Sequence[str]) -> Problem:
     """A row as a problem.
 
     Raises:
@@ -85,7 +85,8 @@ def _to_problem(row: RawRow, name: str, number: int, known: Sequence[str]) -> Pr
     verifier, ground_truth = _answer(row.values, known)
     check_ground_truth(verifier, ground_truth)
     dataset = name.partition("?")[0] if is_reasoning_gym(name) else name
-    return Problem(f"{name}#{number}", text, ground_truth, verifier, dataset)
+    place = f"{source_name(name, split)} {row.place}"
+    return Problem(f"{name}#{number}", text, ground_truth, verifier, dataset, place)
 
 
 def _question(values: Mapping[str, Any]) -> str:

@@ -195,7 +195,7 @@ class RolloutController:
             self._threads.raise_error()
             self._producer.forget_step(training_step)
             return [
-                {"prompt_id": prompt.prompt_id, "row": self._requests.row_number(prompt.issue_number), "fate": fate}
+                {"prompt_id": prompt.prompt_id, **self._requests.row_of(prompt.issue_number), "fate": fate}
                 for prompt, fate in self._flow.ledger.commit(training_step)
             ]
 

@@ -16,12 +16,18 @@ def completions(
 ) -> list[dict[str, Any]]:
     """A row for each response to the first `--eval_completions` prompts. `scores` are rewards.
 
-    The columns `prompt`, `response`, `scores` and `ground_truth` are those of open-instruct's table.
+    The columns `prompt`, `response`, `scores` and `ground_truth` are those of open-instruct's table. `row` identifies a prompt,
+    because it is the place in the user's data. `source` is the file or data set that the row comes from, and `sample` counts the
+    responses to a prompt from 0.
     """
     limit = args.eval_completions
     chosen = [group for group in groups if group.samples][: None if limit < 0 else limit]
+    places = dataset.places
     return [
         {
+            "row": places[group.result.index],
+            "source": places.source_of(group.result.index),
+            "sample": number,
             "prompt": tokenizer.decode(sample.prompt_ids, skip_special_tokens=False),
             "response": tokenizer.decode(sample.response_ids, skip_special_tokens=False),
             "scores": float(reward),
@@ -31,5 +37,7 @@ def completions(
             "num_tokens": len(sample.response_ids),
         }
         for group in chosen
-        for sample, reward in zip(group.samples, group.rewards(args.verification_reward), strict=True)
+        for number, (sample, reward) in enumerate(
+            zip(group.samples, group.rewards(args.verification_reward), strict=True)
+        )
     ]

@@ -46,6 +46,11 @@ class PromptRequests:
         """The row of the training data that is issued under this issue number."""
         return self._order[issue_number][1]
 
+    def row_of(self, issue_number: int) -> dict[str, object]:
+        """`row`, the place in the user's data of the row under this issue number, and its `index` in the training data."""
+        index = self.row_number(issue_number)
+        return {"row": self.train.places[index], "index": index}
+
     def is_skipped(self, issue_number: int) -> bool:
         """Whether the row of an issue number is skipped because it is solved. Once all rows are solved, none is skipped."""
         return self.row_number(issue_number) in self.solved_rows and len(self.solved_rows) < len(self.train)

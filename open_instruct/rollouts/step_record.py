@@ -40,6 +40,7 @@ def write_step_record(
             rendered_prompt=str(tokenizer.decode(group.first.prompt_ids)),
             uid=group.result.prompt_id,
             index=group.result.index,
+            row=row.place,
         )
         meta = _meta(assembly.training_step, group)
         items += [
@@ -61,10 +62,10 @@ def write_step_transcripts(
 
     entries = []
     for group, samples in assembly.trained:
-        dataset_name = dataset[group.result.index].dataset
+        row = dataset[group.result.index]
         for number, sample, reward, of_step in _trained_samples(args, group, samples):
             headline = (
-                f"{group.result.prompt_id}, sample {number}, row {group.result.index} ({dataset_name}): reward {reward:.4g}, "
+                f"{group.result.prompt_id}, sample {number}, {row.place} ({row.dataset}): reward {reward:.4g}, "
                 f"advantage {of_step.advantage:.4g}, {sample.finish_reason}"
             )
             entries.append((headline, transcript(sample, of_step, decode)))
@@ -83,7 +84,8 @@ def _trained_samples(
 
 def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset) -> None:
     """Write the samples of a step with rewards, advantages and log-probabilities, one line per sample. Fields and file names are
-    those of open-instruct's `RolloutRecord`, except that each step has its own file, which a resumed run writes again."""
+    those of open-instruct's `RolloutRecord`, and `row` is a further field. Each step has its own file, which a resumed run writes
+    again."""
     directory = Path(args.rollouts_save_path or Path(args.output_dir) / "rollouts")
     metadata = directory / f"{args.run_title}_metadata.jsonl"
     if not metadata.exists():
@@ -99,6 +101,7 @@ def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptData
                     "step": assembly.training_step,
                     "sample_idx": len(rows),
                     "prompt_idx": prompt_idx,
+                    "row": row.place,
                     "prompt_tokens": sample.prompt_ids,
                     "response_tokens": sample.response_ids,
                     "reward": reward,

@@ -95,7 +95,7 @@ def _item(entry: str, dataset: "ProceduralDataset", number: int, seed: object) -
         raise
     except Exception as err:  # a task may raise anything for values that it did not check
         raise ValueError(
-            f"{entry!r}: its row {number + 1} cannot be made ({_said(err)}): give other parameters"
+            f"{entry!r}: its row at index {number} cannot be made ({_said(err)}): give other parameters"
         ) from err
     finally:
         random.setstate(state)

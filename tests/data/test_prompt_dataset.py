@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from dataset_files import PLACE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ row_values = st.tuples(
 def test_rows_come_out_as_they_went_in(rows: list[tuple]) -> None:
     builder = PromptDatasetBuilder()
     for token_ids, ground_truth, dataset, raw_query in rows:
-        builder.add(token_ids=token_ids, ground_truth=ground_truth, dataset=dataset, raw_query=raw_query)
+        builder.add(token_ids=token_ids, ground_truth=ground_truth, dataset=dataset, raw_query=raw_query, **PLACE)
     built = builder.build()
     for data in (built, pickle.loads(pickle.dumps(built))):
         assert len(data) == len(rows)
@@ -43,7 +44,7 @@ def test_rows_come_out_as_they_went_in(rows: list[tuple]) -> None:
 
 def test_rows_outside_are_an_index_error_and_iteration_ends() -> None:
     builder = PromptDatasetBuilder()
-    builder.add(token_ids=[1], ground_truth="4", dataset="gsm8k", raw_query="q")
+    builder.add(token_ids=[1], ground_truth="4", dataset="gsm8k", raw_query="q", **PLACE)
     data = builder.build()
     for row in (-1, 1):
         with pytest.raises(IndexError, match=f"row {row} of 1"):
@@ -53,7 +54,7 @@ def test_rows_outside_are_an_index_error_and_iteration_ends() -> None:
 
 def test_prompts_cannot_be_written_to() -> None:
     builder = PromptDatasetBuilder()
-    builder.add(token_ids=[1], ground_truth="4", dataset="gsm8k", raw_query="q")
+    builder.add(token_ids=[1], ground_truth="4", dataset="gsm8k", raw_query="q", **PLACE)
     with pytest.raises(ValueError, match="read-only"):
         builder.build()[0].prompt[0] = 2
 
@@ -61,7 +62,7 @@ def test_prompts_cannot_be_written_to() -> None:
 def test_a_row_costs_little_more_than_its_bytes() -> None:
     builder = PromptDatasetBuilder()
     for i in range(10_000):
-        builder.add(token_ids=list(range(100)), ground_truth=str(i), dataset="gsm8k", raw_query="x" * 300)
+        builder.add(token_ids=list(range(100)), ground_truth=str(i), dataset="gsm8k", raw_query="x" * 300, **PLACE)
     assert sys.getsizeof(pickle.dumps(builder.build(), 5)) / 10_000 < 4 * 100 + 300 + 50
 
 

@@ -67,7 +67,12 @@ def test_whole_samples_are_read_by_what_is_not_a_tensor(tmp_path: Path) -> None:
 def test_the_record_of_a_run_gives_the_same_prompts_again(tmp_path: Path) -> None:
     (row,) = load("reasoning_gym/chain_sum?size=1&seed=7", "1.0")
     fields = non_tensor_fields(
-        data_source=row.dataset, ground_truth=row.ground_truth, rendered_prompt=row.raw_query, uid="u", index=0
+        data_source=row.dataset,
+        ground_truth=row.ground_truth,
+        rendered_prompt=row.raw_query,
+        uid="u",
+        index=0,
+        row=row.place,
     )
     shape = ItemShape(prompt_length=256, response_length=8, pad_token_id=0)
     item = to_proto_item(row.prompt, np.arange(3, dtype=np.int32), shape, non_tensor_batch=fields)

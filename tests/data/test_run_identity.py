@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import TINY_MODEL, make_args
+from dataset_files import PLACE
 
 from open_instruct import grpo_fast
 from open_instruct.data import run_identity
@@ -299,7 +300,9 @@ def test_a_fingerprint_of_many_rows_is_cheap() -> None:
     builder = PromptDatasetBuilder()
     tokens = np.random.default_rng(0).integers(0, 150_000, 100).tolist()
     for number in range(20_000):
-        builder.add(token_ids=[number, *tokens], ground_truth=str(number), dataset="gsm8k", raw_query=f"{number}" * 20)
+        builder.add(
+            token_ids=[number, *tokens], ground_truth=str(number), dataset="gsm8k", raw_query=f"{number}" * 20, **PLACE
+        )
     dataset = builder.build()
     started = time.process_time()
     fingerprint = dataset.fingerprint()
@@ -312,7 +315,7 @@ def test_a_fingerprint_knows_where_rows_end() -> None:
     def of(*prompts: list[int]) -> dict[str, Any]:
         builder = PromptDatasetBuilder()
         for prompt in prompts:
-            builder.add(token_ids=prompt, ground_truth="1", dataset="gsm8k", raw_query="")
+            builder.add(token_ids=prompt, ground_truth="1", dataset="gsm8k", raw_query="", **PLACE)
         return builder.build().fingerprint()
 
     assert of([1, 2], [3])["prompts"] != of([1], [2, 3])["prompts"]

@@ -57,7 +57,12 @@ def test_what_does_not_fit_is_not_cut() -> None:
 
 def test_lines_come_back_as_they_were() -> None:
     fields = non_tensor_fields(
-        data_source="gsm8k", ground_truth=["35", 35.0], rendered_prompt="5 · 7?", uid="u", index=1421
+        data_source="gsm8k",
+        ground_truth=["35", 35.0],
+        rendered_prompt="5 · 7?",
+        uid="u",
+        index=1421,
+        row="d.jsonl line 1500",
     )
     item = to_proto_item(
         np.arange(3), np.arange(2), ItemShape(4, 4, PAD), non_tensor_batch=fields, meta_info={"global_token_num": [5]}

@@ -9,9 +9,12 @@ import pytest
 from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.mixer import DatasetError
 from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.row_places import PlaceInSource
 from open_instruct.verifiers.registry import verifier_names
 
 Row = dict[str, Any]
+PLACE: dict[str, Any] = {"source": "d.jsonl", "place": PlaceInSource("line", 1)}
+"""Source and place of a row that is in no file."""
 
 
 class ByteTokenizer:

@@ -65,6 +65,7 @@ def make_group(
     num_failures: int = 0,
     seconds: float = 1.0,
     start_time: float = 100.0,
+    index: int = 0,
 ) -> ScoredGroup:
     """Response `i` has `lengths[i]` tokens `10 * i, 10 * i + 1, …`; the query is `[7, 8, 9]`."""
     lengths = lengths or [2] * len(scores)
@@ -73,7 +74,7 @@ def make_group(
         logprobs=[np.full(n, -0.5 - i, dtype=np.float32) for i, n in enumerate(lengths)],
         finish_reasons=list(reasons or ["stop"] * len(scores)),
         version_spans=[list(spans) for _ in scores],
-        index=0,
+        index=index,
         prompt_id=prompt_id,
         issue_version=0,
         engine_id=0,

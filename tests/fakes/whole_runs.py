@@ -134,7 +134,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def prompts_by_step(output_dir: Path) -> list[list[int]]:
+def prompts_by_step(output_dir: Path) -> list[list[str]]:
     return [[prompt["row"] for prompt in row["prompts"]] for row in rows(output_dir / "prompts.jsonl")]
 
 

@@ -75,6 +75,11 @@ def test_names_and_entries(tmp_path: Path) -> None:
     problems = load_datasets([entry, "reasoning_gym/chain_sum?size=2"], seed=1)
     assert [problem.dataset for problem in problems] == [str(tmp_path / "a.jsonl"), *["reasoning_gym/chain_sum"] * 2]
     assert len({problem.problem_id for problem in problems}) == 3
+    assert [problem.row for problem in problems] == [
+        f"{tmp_path / 'a.jsonl'} line 1",
+        "reasoning_gym/chain_sum?size=2 index 0",
+        "reasoning_gym/chain_sum?size=2 index 1",
+    ]
     for bad, told in (
         ([entry, entry], "named twice"),
         ([{"hub": "x"}], "an entry has no key hub"),

@@ -67,9 +67,14 @@ def test_answers_of_an_evaluation_are_handed_over(make_play: MakePlay, limit: in
     assert len(rows) == number * len(play.answer(requests[0]).samples)
     for row in rows:
         assert set(row) == {
-            *("prompt", "response", "scores", "ground_truth", "dataset", "finish_reason", "num_tokens"),
+            *("row", "source", "sample", "prompt", "response", "scores"),
+            *("ground_truth", "dataset", "finish_reason", "num_tokens"),
         }
         assert row["prompt"]
+    held_out = play.datasets[True]
+    places = [held_out.places[request.index] for request in requests]
+    assert [(row["row"], row["sample"]) for row in rows] == [(place, 0) for place in places[: len(rows)]]
+    assert all(row["row"].startswith(f"{row['source']} ") for row in rows)
 
 
 def test_two_evaluations_ask_the_same_with_the_same_seeds(make_play: MakePlay) -> None:

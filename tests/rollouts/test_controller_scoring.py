@@ -51,7 +51,8 @@ def test_groups_that_scored_alike_are_left_out(make_play: MakePlay) -> None:
     assert batch.metrics["scores"] == 5.0  # of all that was generated
     fates = play.finish_step(1)
     assert [fate["fate"] for fate in fates] == [CONSUMED, ZERO_STD, CONSUMED, ZERO_STD]
-    assert [(fate["prompt_id"], fate["row"]) for fate in fates] == [(r.prompt_id, r.index) for r in requests]
+    assert [(fate["prompt_id"], fate["index"]) for fate in fates] == [(r.prompt_id, r.index) for r in requests]
+    assert [fate["row"] for fate in fates] == [play.datasets[False].places[r.index] for r in requests]
 
 
 def test_groups_that_scored_alike_may_stay(make_play: MakePlay) -> None:

@@ -110,7 +110,7 @@ def test_options_of_a_workflow_that_cannot_work(
         ({"dataset_mixer_list": ["reasoning_gym/spell_backward?data_file=/nowhere/x", "1.0"]}, "'/nowhere/x'"),
         (
             {"dataset_mixer_list": ["reasoning_gym/spell_backward?min_word_len=100&max_word_len=100", "1.0"]},
-            "its row 1 cannot be made (Cannot choose from an empty sequence)",
+            "its row at index 0 cannot be made (Cannot choose from an empty sequence)",
         ),
         (
             {
@@ -119,7 +119,7 @@ def test_options_of_a_workflow_that_cannot_work(
                     "1.0",
                 ]
             },
-            "its row 1 cannot be made (Could not find suitable path",
+            "its row at index 0 cannot be made (Could not find suitable path",
         ),
         ({"dataset_mixer_list": ["reasoning_gym/count_primes?max_n=10000000000", "1.0"]}, "takes over 4 GiB"),
     ],

@@ -110,8 +110,10 @@ class BrokenTask:
 def test_a_row_that_a_task_cannot_make_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reasoning_gym, "create_dataset", lambda *_, **__: BrokenTask())
     rows = iter_rows("reasoning_gym/maze?size=4", "train", None, None)
-    assert [next(rows).place, next(rows).place] == ["row 1", "row 2"]
-    with pytest.raises(SourceError, match=r"maze\?size=4': its row 3 cannot be made \('grid'\): give other parameters"):
+    assert [str(next(rows).place), str(next(rows).place)] == ["index 0", "index 1"]
+    with pytest.raises(
+        SourceError, match=r"maze\?size=4': its row at index 2 cannot be made \('grid'\): give other parameters"
+    ):
         next(rows)
 
 

@@ -207,6 +207,8 @@ class InferenceProblemState:
             "sample_id": self.sample_id,
             "dataset": self.problem.dataset,
         }
+        if self.problem.row:
+            rollout.metadata["row"] = self.problem.row
         if self.is_one_long_turn:
             rollout.metadata[CONTROL] = ONE_LONG_TURN
         if not generation.exact_tokens:

@@ -35,6 +35,8 @@ class Problem:
     """As in the `dataset` column of training data: `gsm8k`, `reasoning_gym/chain_sum`, …"""
     dataset: str
     """The data set of the problem, for accuracies by data set."""
+    row: str = ""
+    """Where the problem stands in the user's data, such as `train.jsonl line 7`; empty if the loader does not say."""
 
 
 @dataclass(frozen=True)
