@@ -19,7 +19,7 @@ def test_every_record_names_line_and_file(tmp_path: Path) -> None:
     name = write_lines(tmp_path / "train.jsonl", [make_row(f"{number} + 1?") for number in range(4)])
     held_out = load(write_lines(tmp_path / "test.jsonl", [make_row("0 + 1?"), make_row("2 + 1?")]), "1.0")
     dataset = load(name, "1.0", exclude=held_out)  # lines 2 and 4 are left
-    group = make_group([1.0, 0.0], index=1)
+    group = make_group([1.0, 0.0], index=1, spans=((0, 2),))
     assembly: Any = SimpleNamespace(training_step=3, trained=[(group, samples_of(group))])
     args = make_args(output_dir=str(tmp_path / "out"))
     write_step_record(args, assembly, dataset, tokenizer, 0)
