@@ -15,6 +15,7 @@ from open_instruct.verifiers.answer_reading import (
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import single_label
 from open_instruct.verifiers.math_answers import answer_of_label, final_answer, math_answer, whole_answer
+from open_instruct.verifiers.thoughts import answer_part
 
 PLAIN_DIGITS = 18
 
@@ -25,14 +26,14 @@ def _is_plain(text: str) -> bool:
 
 
 class GSM8KVerifier(VerifierFunction):
-    """1 if the last number in the response equals the label: `$1,234.50.` is 1234.5, `7` equals `7.0`."""
+    """1 if the last number after the thoughts equals the label: `$1,234.50.` is 1234.5, `7` equals `7.0`."""
 
     name = "gsm8k"
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        return VerificationResult(float(last_number(prediction) == self._wanted(label)))
+        return VerificationResult(float(last_number(answer_part(prediction, query) or "") == self._wanted(label)))
 
     def check_label(self, label: object) -> None:
         self._wanted(label)
@@ -49,7 +50,8 @@ class GSM8KVerifier(VerifierFunction):
 
 
 class StringMatcherVerifier(VerifierFunction):
-    """1 if the last complete `<answer>...</answer>` equals the label. Case, outer punctuation, articles and spaces are ignored.
+    """1 if the last complete `<answer>...</answer>` after the thoughts equals the label. Case, outer punctuation, articles and
+    spaces are ignored.
 
     `normalize_answer` has the details: `(B).` is B, while `A, B` is neither B nor AB, and `5!` is not 5.
     """
@@ -62,7 +64,7 @@ class StringMatcherVerifier(VerifierFunction):
         wanted = normalize_answer(single_label(label))
         if not wanted:
             raise ValueError(f"a string_matcher ground truth must hold a word, a number or a symbol, got {label!r:.80}")
-        answer = extract_answer(prediction)
+        answer = extract_answer(answer_part(prediction, query) or "")
         if answer is None:
             return VerificationResult(0.0, reasoning="no <answer>...</answer>")
         return VerificationResult(float(normalize_answer(answer) == wanted))
@@ -99,7 +101,8 @@ class MathVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         wanted, value_wanted, unit = _wanted(single_label(label))
-        answer = self.find_answer(prediction)
+        text = answer_part(prediction, query)
+        answer = None if text is None else self.find_answer(text)
         if answer is None:
             return VerificationResult(0.0, reasoning="no answer found")
         value, unit_of_answer = math_value(answer)

@@ -25,6 +25,7 @@ from open_instruct.verifiers.addresses import check_address, without_login
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
 from open_instruct.verifiers.code_blocks import program_in
 from open_instruct.verifiers.code_children import GRACE_S
+from open_instruct.verifiers.thoughts import NEVER_ENDS, answer_part
 
 if TYPE_CHECKING:
     from open_instruct.verifiers.code_runs import CodeRuns
@@ -56,7 +57,11 @@ class CodeVerifier(VerifierFunction):
     async def async_call(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        program, tests = program_in(prediction), self.tests_in(label)
+        tests = self.tests_in(label)
+        answer = answer_part(prediction, query)
+        if answer is None:
+            return VerificationResult(0.0, reasoning=NEVER_ENDS)
+        program = program_in(answer)
         if self.verifier_config.code_api_url:
             results = await self._ask(program, tests)
         else:

@@ -141,7 +141,7 @@ class EvolvingRubrics:
         key = _key(label)
         with self._lock:
             known = [*of_data, *self._found.get(key, QuestionRubric()).active]
-        seen = [judged_part(response) for response in responses]
+        seen = [judged_part(response) or "" for response in responses]
         new: list[Criterion] | None = None
         try:
             new = await self._ask(question, seen, known)

@@ -24,6 +24,7 @@ from open_instruct.verifiers.base import NotScored, VerificationResult, Verifier
 from open_instruct.verifiers.call_limit import CallLimit
 from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, longest_label, num_characters, question
 from open_instruct.verifiers.text_verifiers import judged_part
+from open_instruct.verifiers.thoughts import NEVER_ENDS
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +275,9 @@ class JudgeVerifier(VerifierFunction):
     async def async_call(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        answer = judged_part(prediction)
+        answer = judged_part(prediction, query)
+        if answer is None:
+            return VerificationResult(0.0, reasoning=NEVER_ENDS)
         return await self._client.judge(TASKS[self.task], query=query or "", response=answer, label=label)
 
     def check_label(self, label: object) -> None:

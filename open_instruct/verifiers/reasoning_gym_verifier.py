@@ -8,10 +8,11 @@ from open_instruct.verifiers.answer_reading import extract_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.reasoning_gym_data import PARAMETERS, PREFIX, decode_item, make_dataset
 from open_instruct.verifiers.reasoning_gym_scorers import EXECUTING_TASKS, Scorer, mend
+from open_instruct.verifiers.thoughts import answer_part
 
 
 class ReasoningGymVerifier(VerifierFunction):
-    """Gives the last complete `<answer>...</answer>` to the task's own scorer; 0 if the response has none.
+    """Gives the last complete `<answer>...</answer>` after the thoughts to the task's own scorer; 0 if the response has none.
 
     Partial credit follows the task: `score_answer` of `chain_sum`, for example, gives a score between 0 and 1 to an answer that
     contains the right answer.
@@ -23,7 +24,7 @@ class ReasoningGymVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         item, scorer = self._item_and_scorer(label)
-        answer = extract_answer(prediction)
+        answer = extract_answer(answer_part(prediction, query) or "")
         if answer is None:
             return VerificationResult(0.0, reasoning="no <answer>...</answer>")
         return VerificationResult(float(scorer.score_answer(answer, item)))

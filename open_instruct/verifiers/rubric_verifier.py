@@ -16,6 +16,7 @@ from open_instruct.verifiers.base import NotScored, VerificationResult, Verifier
 from open_instruct.verifiers.judge import client_of
 from open_instruct.verifiers.judge_prompts import CRITERION
 from open_instruct.verifiers.text_verifiers import judged_part
+from open_instruct.verifiers.thoughts import NEVER_ENDS
 
 MODEL = "RUBRIC_JUDGE_MODEL"
 """Environment variable that names another judge than `--llm_judge_model`."""
@@ -51,7 +52,9 @@ class RubricVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         asked, criteria = read_rubric(label)
-        response = judged_part(prediction)
+        response = judged_part(prediction, query)
+        if response is None:
+            return VerificationResult(0.0, reasoning=NEVER_ENDS)
         query = asked or query or ""
         judged = await _all(
             self._client.judge(CRITERION, query=query, response=response, label=one.description) for one in criteria

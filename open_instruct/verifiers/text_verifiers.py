@@ -9,10 +9,10 @@ import re
 from collections import Counter
 from contextlib import suppress
 
-from open_instruct.chat_codec import END_THINK
 from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import single_label, texts_of
+from open_instruct.verifiers.thoughts import answer_part
 
 FLAN_MARK = "The answer is: "
 PASSTHROUGH = "passthrough"
@@ -23,7 +23,7 @@ ALMOST = 0.1
 
 
 class FlanVerifier(VerifierFunction):
-    """1 if the text after the last `The answer is: `, or without these words the whole response, equals the label."""
+    """1 if the text after the last `The answer is: `, or all text after the thoughts without these words, equals the label."""
 
     name = "flan"
 
@@ -31,7 +31,7 @@ class FlanVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         wanted = _words_of(label)
-        answer = prediction.rpartition(FLAN_MARK)[2]
+        answer = (answer_part(prediction, query) or "").rpartition(FLAN_MARK)[2]
         return VerificationResult(float(normalize_answer(answer) == wanted))
 
 
@@ -43,7 +43,7 @@ class StringF1Verifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        answer = behind_thoughts(prediction)
+        answer = behind_thoughts(prediction, query)
         return VerificationResult(max(f1(answer, wanted) for wanted in _texts(label)))
 
 
@@ -55,11 +55,11 @@ class PuzzleVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        return VerificationResult(float(normalize_answer(behind_thoughts(prediction)) == _words_of(label)))
+        return VerificationResult(float(normalize_answer(behind_thoughts(prediction, query)) == _words_of(label)))
 
 
 class ReSearchVerifier(VerifierFunction):
-    """1 if the first `<finish>…</finish>` equals one of the labels."""
+    """1 if the first `<finish>…</finish>` after the thoughts equals one of the labels."""
 
     name = "re_search"
 
@@ -69,12 +69,13 @@ class ReSearchVerifier(VerifierFunction):
         wanted = {words for words in map(normalize_answer, _texts_in_json(label)) if words}
         if not wanted:
             raise ValueError(f"a re_search ground truth must hold a word or a number, got {label!r:.80}")
-        answer = first_finished(prediction)
+        answer = first_finished(answer_part(prediction, query) or "")
         return VerificationResult(float(answer is not None and normalize_answer(answer) in wanted))
 
 
 class ReSearchF1Verifier(VerifierFunction):
-    """Overlap of the words in the last `<finish>…</finish>` with the best label; 0.1 without overlap, and 0 without the tags.
+    """Overlap of the words in the last `<finish>…</finish>` after the thoughts with the best label; 0.1 without overlap, and
+    0 without the tags.
 
     This is the score of ReSearch (arXiv:2503.19470, section 2.4).
     """
@@ -85,7 +86,7 @@ class ReSearchF1Verifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         labels = _texts_in_json(label)
-        answer = last_finished(prediction)
+        answer = last_finished(answer_part(prediction, query) or "")
         if not answer:
             return VerificationResult(0.0, reasoning=f"no {FINISH}…{END_FINISH}")
         return VerificationResult(max(f1(answer, wanted) for wanted in labels) or ALMOST)
@@ -128,15 +129,18 @@ class PassthroughVerifier(VerifierFunction):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def behind_thoughts(text: str) -> str:
-    """The text after the last `</think>`, without answer tags."""
-    answer = text.rpartition(END_THINK)[2]
+def behind_thoughts(text: str, prompt: str | None = None) -> str:
+    """The text after the last `</think>`, without answer tags; empty if thoughts were begun, even by the prompt, and never
+    ended."""
+    answer = answer_part(text, prompt) or ""
     return answer.replace("<answer>", "").replace("</answer>", "").strip()
 
 
-def judged_part(text: str) -> str:
-    """The part of a response that a judge sees: the last `<answer>…</answer>` after the thoughts, else all text after them."""
-    return extract_answer(text.rpartition(END_THINK)[2]) or behind_thoughts(text)
+def judged_part(text: str, prompt: str | None = None) -> str | None:
+    """The part of a response that a judge sees: the last `<answer>…</answer>` after the thoughts, else all text after them. None
+    if the thoughts never end."""
+    answer = answer_part(text, prompt)
+    return None if answer is None else extract_answer(answer) or behind_thoughts(answer)
 
 
 def first_finished(text: str) -> str | None:

@@ -102,7 +102,7 @@ class IFEvalVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         constraints = read_constraints(label)
-        answer = behind_thoughts(prediction.replace("<|assistant|>", ""))
+        answer = behind_thoughts(prediction.replace("<|assistant|>", ""), query)
         if not constraints or not answer:
             return VerificationResult(0.0)
         broken = [one.id for one in constraints if not one.is_followed(answer)]

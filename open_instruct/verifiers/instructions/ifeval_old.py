@@ -169,7 +169,7 @@ class IFEvalOldVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         function, arguments = read_function(label)
-        answer = behind_thoughts(prediction.replace("<|assistant|>", ""))
+        answer = behind_thoughts(prediction.replace("<|assistant|>", ""), query)
         return VerificationResult(float(bool(answer) and function.follows(answer, **arguments)))
 
     def prepare(self, dataset: str) -> None:

@@ -1,0 +1,17 @@
+"""Divides a response into its thoughts and its answer. Every verifier that reads text reads only the answer."""
+
+from open_instruct.chat_codec import END_THINK, THINK
+
+NEVER_ENDS = "the thoughts never end, so there is no answer"
+"""Why such a response scores 0."""
+
+
+def answer_part(response: str, prompt: str | None = None) -> str | None:
+    """The text after the last `</think>`, or the whole response if it holds no thoughts.
+
+    None if thoughts were begun and never ended: such a response has no answer. The response may have begun them, or `prompt`,
+    whose last word is then `<think>`.
+    """
+    _, end, answer = response.rpartition(END_THINK)
+    begun_by_prompt = not end and prompt is not None and prompt.rstrip().endswith(THINK)
+    return None if begun_by_prompt or THINK in answer else answer
