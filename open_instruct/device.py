@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,9 @@ default it checks for milliseconds, although the thread that it waits for may ne
 SHARED_MEMORY = "/dev/shm"
 ENOUGH_SHARED_BYTES = 2**30
 """On GPU, less shared memory than this gives a warning. Containers have 64 MiB by default."""
+CORES_PER_GPU = 2
+"""On GPU, fewer cores for each GPU than this give a warning. A learner or an engine needs one core, and the process that calls
+the engine needs another."""
 GPUS_OF_A_NODE = 8
 """Number of GPUs that a node is assumed to have if the driver's own node has none."""
 WORKER_BYTES = 2 * 2**30
@@ -126,13 +130,7 @@ class Device:
     @property
     def doubts(self) -> list[str]:
         """Warnings about properties of this machine that may make a run fail, given before anything starts."""
-        shared = shutil.disk_usage(SHARED_MEMORY).total if self.kind == "cuda" else ENOUGH_SHARED_BYTES
-        if shared >= ENOUGH_SHARED_BYTES:
-            return []
-        return [
-            f"{SHARED_MEMORY} has {shared / 2**20:.0f} MiB: too little for NCCL, and Ray keeps its objects on disk then. "
-            "Start the container with --shm-size=16g or --ipc=host."
-        ]
+        return [] if self.kind == "cpu" else [*_doubts_about_shared_memory(), *_doubts_about_cores(self.num_places)]
 
     @property
     def has_streams(self) -> bool:
@@ -255,6 +253,18 @@ class Device:
         }
         return _unless_set_by_user(of_the_server | _engine_env_on_cpu(enforce_eager=True))
 
+    def keep_current_stream(self) -> None:
+        """Make vLLM take this thread's current CUDA stream for its own. Call it after vLLM is imported, before vLLM uses NCCL.
+
+        Otherwise vLLM 0.32 (`vllm.utils.torch_utils.current_stream`) makes a new stream and sets it current for good. A learner
+        would then train on another stream than the other ranks, and could not use memory that was freed on the default stream.
+        vLLM notes which stream is set, even if that stream is already current.
+        """
+        if self.kind == "cuda":
+            import torch
+
+            torch.cuda.set_stream(torch.cuda.current_stream())
+
     def synchronize(self) -> None:
         """Wait until everything that this process has queued on its GPU is done. On CPU nothing is queued."""
         if self.kind == "cuda":
@@ -279,6 +289,26 @@ class Device:
 
             return torch.cuda.device_count()
         return min(num_cores() * WORKERS_PER_CORE, memory_of_machine_bytes() // WORKER_BYTES)
+
+
+def _doubts_about_shared_memory() -> Iterator[str]:
+    shared = shutil.disk_usage(SHARED_MEMORY).total
+    if shared < ENOUGH_SHARED_BYTES:
+        yield (
+            f"{SHARED_MEMORY} has {shared / 2**20:.0f} MiB: too little for NCCL, and Ray keeps its objects on disk then. "
+            "Start the container with --shm-size=16g or --ipc=host."
+        )
+
+
+def _doubts_about_cores(num_gpus: int) -> Iterator[str]:
+    """Ray counts all cores of a machine, so it starts an actor for each GPU even if a scheduler has given the job few cores."""
+    cores = num_cores()
+    if cores < CORES_PER_GPU * num_gpus:
+        yield (
+            f"This process may use {cores} CPU {'core' if cores == 1 else 'cores'}, and the node has {num_gpus} GPUs: with fewer "
+            f"than {CORES_PER_GPU} cores for each GPU, loading and generation are slow, and time limits may pass. On Slurm give "
+            "both `#SBATCH --cpus-per-task=N` and `srun --cpus-per-task=N` (docs/multi_node.md); in a container, raise --cpus."
+        )
 
 
 def places_explained(device: Device) -> str:

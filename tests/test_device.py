@@ -225,6 +225,47 @@ def test_little_shared_memory_is_told_on_gpu_nodes(monkeypatch: pytest.MonkeyPat
     assert gpu.doubts == []
 
 
+@pytest.mark.parametrize(("num_cores", "warns"), [(1, True), (15, True), (16, False)])
+def test_few_cores_for_the_gpus_of_a_node_are_told(
+    monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device, num_cores: int, warns: bool
+) -> None:
+    """Slurm gives a task one core by default, while Ray counts the machine's."""
+    monkeypatch.setattr(device_module.shutil, "disk_usage", lambda _: SimpleNamespace(total=2**34))
+    monkeypatch.setattr(device_module, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(Device, "num_places", 8)
+    assert cpu.doubts == []
+    assert len(gpu.doubts) == warns
+    for doubt in gpu.doubts:
+        assert f"may use {num_cores} CPU core" in doubt
+        assert "the node has 8 GPUs" in doubt
+        assert "srun --cpus-per-task" in doubt
+    monkeypatch.setattr(Device, "num_places", 0)  # a head node without a GPU says nothing about the nodes with GPUs
+    assert gpu.doubts == []
+
+
+def test_cores_are_those_of_the_affinity_mask(gpu: Device) -> None:
+    """What `taskset -c 0`, or a Slurm step with one CPU, leaves to this process."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert device_module.num_cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_vllm_takes_over_the_current_stream(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
+    """vLLM patches `torch.cuda.set_stream` to note the stream; without a stream noted it makes a new one current."""
+    import torch
+
+    noted: list[str] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the default stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", noted.append)
+    cpu.keep_current_stream()
+    assert noted == []
+    gpu.keep_current_stream()
+    assert noted == ["the default stream"]
+
+
 def test_ray_resources_of_as_many_workers_as_there_are_places_fit(cpu: Device) -> None:
     assert device_module.WORKERS_PER_CORE * cpu.place_resources["CPU"] < 1
     assert cpu.places_per_core * cpu.place_resources["CPU"] == 1

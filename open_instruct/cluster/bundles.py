@@ -205,17 +205,26 @@ def actor_options(
 ) -> dict[str, Any]:
     """`.options()` of an actor that computes on the bundle at `position`, or anywhere without bundles.
 
-    The actor takes `share` of the place. With a share below 1 other actors can share the place. `env` is added to
-    `device.actor_env` in the actor's environment.
+    The actor takes `share` of the place. With a share below 1 other actors can share the place. `env` is added to the environment
+    of `device_env`.
     """
     options: dict[str, Any] = {
         **{f"num_{name.lower()}s": amount * share for name, amount in device.place_resources.items()},
-        "runtime_env": {"env_vars": device.actor_env | dict(env)},
+        "runtime_env": {"env_vars": device_env(device) | dict(env)},
     }
     if bundles is not None:
         group, indices = bundles
         options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, indices[position])
     return options
+
+
+def device_env(device: Device) -> dict[str, str]:
+    """`device.actor_env`, for an actor that sees only the GPUs that Ray gives it.
+
+    An actor would inherit `KEEP_VISIBLE_DEVICES=1` from the environment in which Ray was started, as other training programs ask
+    for. Then Ray would show each learner all GPUs of its node, and all learners would compute on the first GPU.
+    """
+    return device.actor_env | ({KEEP_VISIBLE_DEVICES: "0"} if device.kind == "cuda" else {})
 
 
 def visible_gpus(bundles: Bundles) -> str:

@@ -77,7 +77,8 @@ class SequenceParallel:
         length = (num_tokens + padding) // self._size
         own = range(self._rank * length, (self._rank + 1) * length)
         columns = slice(own.start, own.stop)
-        return input_ids[:, columns], position_ids[:, columns], attention_mask, own
+        # Contiguous, because the ranks exchange the positions. NCCL refuses tensors with gaps; gloo copies them silently.
+        return input_ids[:, columns].contiguous(), position_ids[:, columns].contiguous(), attention_mask, own
 
     def put_together(self, values: torch.Tensor) -> torch.Tensor:
         """The values of all ranks together; each rank has 0 where another rank has the value. The gradient is that of whole rows,
@@ -126,7 +127,7 @@ def _mask_of(position_ids: torch.Tensor) -> torch.Tensor:
 class _PutTogether(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
-        whole = values.detach().clone()
+        whole = values.detach().clone(memory_format=torch.contiguous_format)  # NCCL refuses tensors with gaps
         torch.distributed.all_reduce(whole, group=group)
         return whole
 

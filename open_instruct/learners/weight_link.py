@@ -72,7 +72,7 @@ class WeightLink:
     def _make_sender(self, client: WeightUpdateClient, engines: "Mapping[int, ActorHandle]") -> dict[int, str]:
         try:
             self._sender = make_weight_sender(
-                self._device.weight_transport,
+                self._device,
                 rank=self._rank,
                 client=client,
                 source=self._source,  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import ray
 import torch
 
+from open_instruct.device import Device
 from open_instruct.engines.weight_update_client import WeightUpdateClient
 from open_instruct.learners.checkpoint_format import CheckpointFormat
 from open_instruct.learners.lora import Adapters, adapter_parameters, merged_name
@@ -182,7 +183,7 @@ def _pack(bucket: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
 
 
 def make_weight_sender(
-    transport: str,
+    device: Device,
     *,
     rank: int,
     client: WeightUpdateClient,
@@ -190,11 +191,12 @@ def make_weight_sender(
     num_engine_workers: int,
     find_address: Callable[[], tuple[str, int]],
 ) -> WeightSender:
-    """Connect this learner rank to the engines; call on every rank.
+    """Connect this learner rank to the engines by `device.weight_transport`; call on every rank.
 
     `num_engine_workers` counts the worker processes of all engines (engines x tensor parallelism); `find_address` gives a host
     and a free port of this machine for the rendezvous of a collective.
     """
+    transport = device.weight_transport
     if transport == RAY_OBJECT:
         return RayObjectSender(client=client, source=source, is_sender=rank == 0)
     if transport in (GLOO, SHM):
@@ -203,6 +205,7 @@ def make_weight_sender(
         cpu_transports.stand_in_for_cuda()
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
+    device.keep_current_stream()
     if transport in IN_ONE_COLLECTIVE:
         init_info = _collective_init_info(rank, num_engine_workers + 1, find_address)
     else:

@@ -31,7 +31,7 @@ def create_teachers(args: GRPOConfig) -> "list[ActorHandle]":
     device, size = args.device, args.teacher_tensor_parallel_size
     actor = ray.remote(TeacherEngine).options(
         **{f"num_{name.lower()}s": amount * size for name, amount in device.place_resources.items()},
-        runtime_env={"env_vars": device.actor_env},
+        runtime_env={"env_vars": bundles.device_env(device)},
         max_concurrency=CALLS_AT_ONCE,
         max_restarts=args.max_engine_restarts,
         max_task_retries=-1,

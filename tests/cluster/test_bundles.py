@@ -13,7 +13,7 @@ from open_instruct.cluster import bundles
 from open_instruct.cluster.placement_plan import Asked, Node
 
 START = """
-import json, ray, time
+import json, os, ray, time
 from open_instruct.cluster import bundles
 from open_instruct.device import Device
 from open_instruct.cluster.placement_plan import Asked
@@ -31,11 +31,15 @@ class Worker:
     def gpus(self):
         return ray.get_gpu_ids()
 
+    def visible(self):
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
 actor = reserved.group, reserved.actor
 learners = [Worker.options(**bundles.actor_options(device, actor, rank)).remote() for rank in range(2)]
 taken = [str(gpu) for [gpu] in ray.get([learner.gpus.remote() for learner in learners], timeout=30)]
 print("FOUND", json.dumps({
     "taken": taken,
+    "visible": ray.get([learner.visible.remote() for learner in learners], timeout=30),
     "nodes": len(set(bundles.node_ids(actor) + bundles.node_ids((reserved.group, reserved.rollout)))),
     "engine": bundles.visible_gpus((reserved.group, reserved.rollout)),
 }))
@@ -60,14 +64,22 @@ def test_where_bundles_are_is_known_when_learners_compute_on_them_and_room_comes
     """A GPU that is taken cannot be asked for its number any more. Room that is there needs no waiting, as for an engine that has
     to move while a run goes on."""
     places, free = run(OCCUPY_AND_ASK + RESERVE_WITHOUT_WAITING)
-    assert places == {"taken": ["0", "1"], "nodes": 1, "engine": "2,3"}  # neighbours, in the order of their numbers
+    # Neighbours, in the order of their numbers.
+    assert places == {"taken": ["0", "1"], "visible": ["0", "1"], "nodes": 1, "engine": "2,3"}
     assert free == {"CPU": 4, "GPU": 4}
 
 
 def test_gpus_may_have_names() -> None:
     """UUIDs, as a scheduler or a container gives them, in the order of the node's list."""
     [found] = run(OCCUPY_AND_ASK, CUDA_VISIBLE_DEVICES="GPU-d,GPU-c,MIG-b,GPU-a")
-    assert found == {"taken": ["GPU-d", "GPU-c"], "nodes": 1, "engine": "MIG-b,GPU-a"}
+    names = ["GPU-d", "GPU-c"]
+    assert found == {"taken": names, "visible": names, "nodes": 1, "engine": "MIG-b,GPU-a"}
+
+
+def test_a_learner_sees_its_own_gpu_alone_even_if_ray_was_told_to_show_all() -> None:
+    """Users of other trainers export this variable. Ray would set nothing, and each learner would compute on the first GPU."""
+    [found] = run(OCCUPY_AND_ASK, CUDA_VISIBLE_DEVICES="3,4,5,6", RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1")
+    assert found == {"taken": ["3", "4"], "visible": ["3", "4"], "nodes": 1, "engine": "5,6"}
 
 
 def run(script: str, **variables: str) -> list[Any]:

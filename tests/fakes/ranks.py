@@ -1,5 +1,6 @@
 """Ranks that train tiny models with DeepSpeed over gloo, without the rest of a learner. Their processes serve many tests."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -9,13 +10,22 @@ from typing import Any
 
 import torch
 
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "all_reduce", "all_reduce_coalesced"),
+    *("all_to_all", "all_to_all_single", "broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+    *("scatter", "send", "recv", "isend", "irecv"),
+)
+"""Functions of torch.distributed that pass tensors to the backend."""
+
 
 class Rank:
-    """One rank; `call` runs a function of a test in it. Ranks on a GPU share it, so they speak over gloo too."""
+    """One rank; `call` runs a function of a test in it. Ranks on a GPU share it, so they speak over gloo too, which here refuses
+    what NCCL would refuse."""
 
     def __init__(self, rank: int, world_size: int, rendezvous: str, kind: str = "cpu") -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", DS_ACCELERATOR=kind)
         torch.set_num_threads(1)
+        refuse_gaps_as_nccl_does()
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
         )
@@ -25,6 +35,27 @@ class Rank:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(self, *args)
+
+
+def refuse_gaps_as_nccl_does() -> None:
+    """In this process, make every collective raise for a tensor with gaps. NCCL does (torch 2.13, `ProcessGroupNCCL.cpp`:
+    "Tensors must be contiguous"); gloo copies such a tensor silently, so a test over gloo would pass."""
+    for name in COLLECTIVES:
+        setattr(torch.distributed, name, _refusing_gaps(name, getattr(torch.distributed, name)))
+
+
+def _refusing_gaps(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(collective)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for argument in (*args, *kwargs.values()):
+            for tensor in argument if isinstance(argument, list | tuple) else [argument]:
+                if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+                    raise ValueError(
+                        f"{name}: Tensors must be contiguous, got {tuple(tensor.shape)}, {tensor.stride()}"
+                    )
+        return collective(*args, **kwargs)
+
+    return call
 
 
 def start_deepspeed() -> None:  # apart: cloudpickle takes `deepspeed.ops` for `torch.ops` where both packages are used

@@ -34,6 +34,20 @@ def two_ranks(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_slices_of_several_rows_have_no_gaps(rank: int) -> None:
+    """The ranks gather the positions. A view of some columns has gaps if there are several rows."""
+    place = object.__new__(SequenceParallel)
+    place._size, place._rank = NUM_RANKS, rank
+    ids, positions = torch.arange(10).view(2, 5), torch.arange(5).expand(2, 5)
+    own_ids, own_positions, _, columns = place.slice_inputs(ids, positions, None)
+    assert columns == range(3 * rank, 3 * rank + 3)
+    assert own_positions.tolist() == [list(columns)] * 2
+    assert own_ids.tolist() == ([[0, 1, 2], [5, 6, 7]] if rank == 0 else [[3, 4, 0], [8, 9, 0]])
+    assert own_ids.is_contiguous()
+    assert own_positions.is_contiguous()
+
+
 def rows_of(layout: str) -> dict[str, Any]:
     """Arguments of `LogProbModel.forward` for a few samples of unequal length, some of which share a prompt."""
     rng = np.random.default_rng(0)

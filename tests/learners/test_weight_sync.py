@@ -50,6 +50,24 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
         ray_session.kill(engine)
 
 
+def test_vllm_keeps_the_current_stream_before_it_joins_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining makes vLLM ask for its stream, and it would leave a new one current in the learner (vLLM 0.32)."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    calls: list[str] = []
+    device: Any = SimpleNamespace(weight_transport="nccl", keep_current_stream=lambda: calls.append("stream"))
+    sender = SimpleNamespace()
+    monkeypatch.setattr(
+        WeightTransferTrainerFactory,
+        "trainer_init",
+        lambda info, **_: (calls.append(f"join as {info.rank}"), sender)[1],
+    )
+    parts: Any = {"client": SimpleNamespace(), "source": None, "find_address": lambda: ("10.0.0.1", 29500)}
+    made = weight_sync.make_weight_sender(device, rank=0, num_engine_workers=2, **parts)
+    assert made is sender
+    assert calls == ["stream", "join as 0"]
+
+
 def test_engine_and_learner_agree_after_each_update(
     ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]
 ) -> None:
