@@ -128,11 +128,6 @@ class Device:
         return 2**24 if self.kind == "cpu" else 2**27
 
     @property
-    def doubts(self) -> list[str]:
-        """Warnings about properties of this machine that may make a run fail, given before anything starts."""
-        return [] if self.kind == "cpu" else [*_doubts_about_shared_memory(), *_doubts_about_cores(self.num_places)]
-
-    @property
     def has_streams(self) -> bool:
         """Whether communication and fused kernels can run in parallel with computation."""
         return self.kind == "cuda"
@@ -289,6 +284,11 @@ class Device:
 
             return torch.cuda.device_count()
         return min(num_cores() * WORKERS_PER_CORE, memory_of_machine_bytes() // WORKER_BYTES)
+
+
+def doubts_about_machine(device: Device) -> list[str]:
+    """Warnings about properties of this machine that may make a run fail, given before anything starts."""
+    return [] if device.kind == "cpu" else [*_doubts_about_shared_memory(), *_doubts_about_cores(device.num_places)]
 
 
 def _doubts_about_shared_memory() -> Iterator[str]:

@@ -14,7 +14,7 @@ from conftest import make_args
 
 from open_instruct import device as device_module
 from open_instruct.config.checks import weight_transport_fits
-from open_instruct.device import Device, allocator_env, current_device, places_explained
+from open_instruct.device import Device, allocator_env, current_device, doubts_about_machine, places_explained
 from open_instruct.device_memory import DeviceMemory
 
 
@@ -217,12 +217,12 @@ def test_a_learner_uses_freed_memory_again(monkeypatch: pytest.MonkeyPatch, cpu:
 
 def test_little_shared_memory_is_told_on_gpu_nodes(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
     monkeypatch.setattr(device_module.shutil, "disk_usage", lambda _: SimpleNamespace(total=64 * 2**20))
-    assert cpu.doubts == []
-    [doubt] = gpu.doubts
+    assert doubts_about_machine(cpu) == []
+    [doubt] = doubts_about_machine(gpu)
     assert doubt.startswith("/dev/shm has 64 MiB: too little")
     assert "--shm-size" in doubt
     monkeypatch.setattr(device_module.shutil, "disk_usage", lambda _: SimpleNamespace(total=2**34))
-    assert gpu.doubts == []
+    assert doubts_about_machine(gpu) == []
 
 
 @pytest.mark.parametrize(("num_cores", "warns"), [(1, True), (15, True), (16, False)])
@@ -233,14 +233,14 @@ def test_few_cores_for_the_gpus_of_a_node_are_told(
     monkeypatch.setattr(device_module.shutil, "disk_usage", lambda _: SimpleNamespace(total=2**34))
     monkeypatch.setattr(device_module, "num_cores", lambda: num_cores)
     monkeypatch.setattr(Device, "num_places", 8)
-    assert cpu.doubts == []
-    assert len(gpu.doubts) == warns
-    for doubt in gpu.doubts:
+    assert doubts_about_machine(cpu) == []
+    assert len(doubts_about_machine(gpu)) == warns
+    for doubt in doubts_about_machine(gpu):
         assert f"may use {num_cores} CPU core" in doubt
         assert "the node has 8 GPUs" in doubt
         assert "srun --cpus-per-task" in doubt
     monkeypatch.setattr(Device, "num_places", 0)  # a head node without a GPU says nothing about the nodes with GPUs
-    assert gpu.doubts == []
+    assert doubts_about_machine(gpu) == []
 
 
 def test_cores_are_those_of_the_affinity_mask(gpu: Device) -> None:

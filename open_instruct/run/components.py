@@ -19,10 +19,11 @@ from open_instruct.cluster.node_watch import NodeWatch
 from open_instruct.cluster.process_watch import ProcessWatch
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_inputs import RunInputs
+from open_instruct.device import doubts_about_machine
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.rollouts.controller import RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices
+from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices, doubts_about_updates
 from open_instruct.run.engine_activity import EngineActivity
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.health import Health, actors_of
@@ -64,7 +65,7 @@ class Components:
 
     def wait_until_ready(self, args: GRPOConfig) -> None:
         """Wait until the controller, the engines and the learners have started and have loaded their models."""
-        for doubt in args.device.doubts:
+        for doubt in (*doubts_about_machine(args.device), *doubts_about_updates(args)):
             logger.warning("%s", doubt)
 
         def ready(refs: Any, what: str) -> Any:

@@ -1,22 +1,32 @@
 """Lets learners and engines use the same devices in turns: the side that does not compute gives its memory back.
 
-batch complete ─► engines fall asleep ─► learners wake ─► training step
-                                                              │
+batch complete ─► engines fall asleep ─► learners wake ─► training step ─► learners keep their weights alone
+                                                                                  │
 generation ◄── engines: kv_cache ◄── learners sleep ◄── new weights ◄── engines: weights
+
+An update needs of a learner only its weights. So moments, gradients and the reference leave the device before the engines take
+memory for their weights; otherwise an update could need more memory than a training step.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.cluster.failures import ComponentDied
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.engines.engine_sleep import KV_CACHE, WEIGHTS
 from open_instruct.learners.actor_group import RayTrainGroup
+from open_instruct.learners.state_offload import GRADIENTS, OPTIMIZER, REFERENCE, TAGS
+from open_instruct.learners.state_offload import WEIGHTS as LEARNER_WEIGHTS
 from open_instruct.run.rollout_manager import RolloutManager
+from open_instruct.weight_transports import RAY_OBJECT
 
+NOT_SENT = OPTIMIZER, GRADIENTS, REFERENCE
+"""What a learner does not need in an update."""
+ALL_STATES = frozenset(TAGS)
 LEAVING_S = 30.0
 """How long engines may take to give back their memory when the run ends: they finish a step and copy no weights. After that they
 are killed."""
@@ -97,7 +107,8 @@ class ExclusiveSharing(DeviceSharing):
         self._end_loading = end_loading
         self._metrics: dict[str, float] = defaultdict(float)
         self._engines_are_asleep = False
-        self._learners_are_awake = False
+        self._awake: frozenset[str] = frozenset()
+        """The states that the learners have on their devices."""
 
     def offload_engines(self) -> None:
         self._offload_engines(keep_weights=False)  # each engine gets new weights before it wakes
@@ -128,10 +139,11 @@ class ExclusiveSharing(DeviceSharing):
         if not self._engines_are_asleep:
             # No step was trained; an engine was replaced, and the other engines keep their weights.
             self._offload_engines(keep_weights=True)
-        self._wake_learners()
+        self._wake_learners([LEARNER_WEIGHTS])
+        released = self._release_what_is_not_sent()
         self._wake_engines([WEIGHTS])
         yield
-        self._metrics["memory/learners_offloaded_bytes"] = self._offload_learners()
+        self._metrics["memory/learners_offloaded_bytes"] = released + self._offload_learners()
         self._wake_engines([KV_CACHE])
 
     @contextmanager
@@ -144,30 +156,40 @@ class ExclusiveSharing(DeviceSharing):
 
     def learners_take_over(self) -> None:
         """Does not wait for an engine to generate or load, because a scheduler may give the run only a minute."""
-        if self._learners_are_awake:
-            return  # the engines have released their memory, and one may hang in an update
+        if self._awake == ALL_STATES:
+            return  # the engines have released their memory
         self._devices.for_engines = False
         if self._end_loading():
             time.sleep(KILLED_S)
-        asked = self._rollouts.async_leave_devices()
-        try:
-            self._note_released(self._timed("engines_offload", asked, without_dead=True, timeout_s=LEAVING_S))
-        except (TimeoutError, ComponentDied):  # an engine that fails must not cost the checkpoint
-            self._rollouts.kill_engines()
-            time.sleep(KILLED_S)
+        if self._awake:  # an update was broken off: an engine has taken memory for weights, and may hang in the update
+            self._kill_engines()
+        else:
+            asked = self._rollouts.async_leave_devices()
+            try:
+                self._note_released(self._timed("engines_offload", asked, without_dead=True, timeout_s=LEAVING_S))
+            except (TimeoutError, ComponentDied):  # an engine that fails must not cost the checkpoint
+                self._kill_engines()
         self._wake_learners()
+
+    def _kill_engines(self) -> None:
+        self._rollouts.kill_engines()
+        time.sleep(KILLED_S)
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds of each hand-over since the last call, and the measured bytes that the last hand-overs gave back."""
         metrics, self._metrics = self._metrics, defaultdict(float)
         return dict(metrics)
 
-    def _wake_learners(self) -> None:
-        self._timed("learners_onload", self._learners.async_onload())
-        self._learners_are_awake = True
+    def _wake_learners(self, tags: Sequence[str] | None = None) -> None:
+        self._timed("learners_onload", self._learners.async_onload(tags))
+        self._awake |= ALL_STATES if tags is None else frozenset(tags)
+
+    def _release_what_is_not_sent(self) -> int:
+        self._awake -= frozenset(NOT_SENT)
+        return sum(self._timed("learners_offload", self._learners.async_offload(NOT_SENT)))
 
     def _offload_learners(self) -> int:
-        self._learners_are_awake = False
+        self._awake = frozenset()
         released = self._timed("learners_offload", self._learners.async_offload())
         self._devices.for_engines = True
         return sum(released)
@@ -189,3 +211,16 @@ class ExclusiveSharing(DeviceSharing):
         )
         self._metrics[f"time/{what}"] += time.perf_counter() - started
         return values
+
+
+def doubts_about_updates(args: GRPOConfig) -> list[str]:
+    """Warnings about how weights will reach the engines, given before anything starts."""
+    slow = args.device.kind == "cuda" and args.shares_devices and args.device.weight_transport == RAY_OBJECT
+    if not slow or args.weight_transport == RAY_OBJECT:  # a user who chose it knows
+        return []
+    return [
+        f"{args.num_learners} learners and {args.num_engine_workers} workers of engines share GPUs: weights go through main "
+        "memory (ray_object), which for 16 GB takes some 30 seconds in every update, while the GPUs wait. Within a GPU they are "
+        "copied in about a second, if each learner shares its GPU with one worker: make --vllm_num_engines times "
+        f"--vllm_tensor_parallel_size equal to the {args.num_learners} learners."
+    ]

@@ -172,7 +172,7 @@ def _shortage(
         available = args.device.memory.total_bytes()
         needed = learner.total + engine.total if args.single_gpu_mode else max(learner.total, engine.total)
         if args.colocate:
-            needed = max(needed, _at_weight_update(args, learner, engine))
+            needed = max(needed, _at_weight_update(learner, engine))
         if available is not None and needed > available:
             found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}. {SMALLER_LEARNERS}")
         found += [
@@ -195,14 +195,12 @@ def _shortage(
     return "\n".join(found)
 
 
-def _at_weight_update(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory") -> int:
-    """Bytes in use on a GPU during a weight update: the learner is awake, and the engine has its weights and receives new weights
-    through a buffer, which it copies. At stage 3 the sum of gradients and the buckets are always in memory."""
+def _at_weight_update(learner: "LearnerMemory", engine: "EngineMemory") -> int:
+    """Bytes in use on a GPU during a weight update: the learner has only its weights, and the engine has its weights and receives
+    new weights through a buffer, which it copies."""
     from open_instruct.learners.weight_sync import CHUNK_BYTES
 
-    gradients = learner.gradients if args.deepspeed_stage == 3 else 0
-    of_learner = learner.weights + gradients + learner.optimizer + learner.reference
-    return of_learner + engine.weights + 2 * min(CHUNK_BYTES, learner.sent)
+    return learner.weights + engine.weights + 2 * min(CHUNK_BYTES, learner.sent)
 
 
 def _size(num_bytes: int) -> str:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import make_args
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.run import device_sharing
@@ -27,7 +28,10 @@ class Play:
             kill_engines=lambda: self.note("engines are killed"),
         )
         group: Any = SimpleNamespace(
-            async_offload=lambda: self.note("learners sleep", 50), async_onload=lambda: self.note("learners wake")
+            async_offload=lambda tags=None: self.note(
+                "learners sleep" if tags is None else f"learners keep all but {tags}", 50
+            ),
+            async_onload=lambda tags=None: self.note("learners wake" if tags is None else f"learners wake {tags}"),
         )
         self.devices = FreeDevices(for_engines=False)
         self.loading: list[str] = []
@@ -77,7 +81,8 @@ def test_one_step_in_the_right_order() -> None:
         "engines sleep",
         "learners wake",
         "train",
-        "learners wake",  # they are awake: nothing to do
+        "learners wake ['weights']",  # they are awake: nothing to do
+        f"learners keep all but {('optimizer', 'gradients', 'reference')}",  # before the engines take memory
         "engines ['weights']",
         "new weights",
         "learners sleep",
@@ -85,7 +90,7 @@ def test_one_step_in_the_right_order() -> None:
     ]
     metrics = play.sharing.take_metrics()
     assert metrics["memory/engines_offloaded_bytes"] == 60
-    assert metrics["memory/learners_offloaded_bytes"] == 100
+    assert metrics["memory/learners_offloaded_bytes"] == 200  # in two parts
     assert {
         "time/engines_offload",
         "time/engines_onload",
@@ -106,7 +111,8 @@ def test_for_a_replaced_engine_the_others_give_way_too() -> None:
         play.calls.append("new weights")
     assert play.calls == [
         "engines sleep with weights",
-        "learners wake",
+        "learners wake ['weights']",  # and nothing else, which no update needs
+        f"learners keep all but {('optimizer', 'gradients', 'reference')}",
         "engines ['weights']",
         "new weights",
         "learners sleep",
@@ -161,13 +167,23 @@ def test_saving_has_the_learners_alone() -> None:
     assert play.calls == ["engines sleep with weights", "learners wake", "save", "learners sleep", "engines None"]
 
 
-def test_at_the_end_engines_that_gave_way_are_not_asked_again() -> None:
+def test_at_the_end_engines_of_an_update_that_broke_off_are_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may hang in the update, and it has memory that the learners need for all of their state."""
+    monkeypatch.setattr(device_sharing, "KILLED_S", 0.0)
     play = Play()
     with pytest.raises(KeyError), play.sharing.weight_update():
         raise KeyError("a signal, say")
     play.calls.clear()
     play.sharing.learners_take_over()
-    assert play.calls == []  # one of the engines may hang in the update
+    assert play.calls == ["engines are killed", "learners wake"]
+
+
+def test_at_the_end_learners_that_have_everything_are_left_alone() -> None:
+    play = Play()
+    play.sharing.learners_compute()
+    play.calls.clear()
+    play.sharing.learners_take_over()
+    assert play.calls == []
     play = Play()
     with play.sharing.weight_update():
         pass
@@ -200,3 +216,22 @@ def test_side_by_side_nothing_is_handed_over() -> None:
     turns.learners_take_over()
     with turns.weight_update(), turns.learners_only():
         assert turns.take_metrics() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"num_learners_per_node": [4], "vllm_num_engines": 2}, True),
+        ({"num_learners_per_node": [4], "vllm_num_engines": 2, "vllm_tensor_parallel_size": 2}, False),
+        ({"num_learners_per_node": [4], "vllm_num_engines": 2, "weight_transport": "ray_object"}, False),
+        ({"num_learners_per_node": [4], "vllm_num_engines": 2, "colocate": False}, False),
+        ({"num_learners_per_node": [4], "vllm_num_engines": 2, "device_type": "cpu"}, False),
+    ],
+)
+def test_weights_that_have_to_go_through_main_memory_are_told(options: dict[str, Any], warns: bool) -> None:
+    args = make_args(**{"device_type": "cuda", "colocate": True, **options})
+    doubts = device_sharing.doubts_about_updates(args)
+    assert len(doubts) == warns
+    for doubt in doubts:
+        assert "4 learners and 2 workers of engines share GPUs" in doubt
+        assert "equal to the 4 learners" in doubt

@@ -102,6 +102,21 @@ def test_what_does_not_fit_on_a_gpu_is_said(
     assert bool(said) == bool(problem)
 
 
+def test_an_update_needs_the_weights_of_a_learner_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """14 billion weights in bfloat16 on 4 learners at stage 3, which share their GPUs with engines: moments, masters, gradients
+    and reference (63 GiB) have left the GPU by then, so 77 GiB in training are the peak, and not 102 in the update."""
+    monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: 80 * GIB)
+    args = options_on(monkeypatch, GPU, colocate=True, deepspeed_stage=3, num_learners_per_node=[4])
+    learner = learner_of(
+        9 * GIB, gradients=20 * GIB, optimizer=39 * GIB, reference=4 * GIB, activations=5 * GIB, sent=28 * GIB
+    )
+    engine = replace(ENGINE, weights=28 * GIB, cache=40 * GIB)
+    assert _shortage(args, [NodeLoad("10.0.0.1", 4, 4, None)], learner, engine) == ""
+    monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: 76 * GIB)
+    said = _shortage(args, [NodeLoad("10.0.0.1", 4, 4, None)], learner, engine)
+    assert said.startswith("This run needs 77.0 GiB on a GPU that has 76.0 GiB")
+
+
 def test_weights_of_a_sleeping_engine_are_page_locked_in_powers_of_two() -> None:
     """Of Qwen3-8B's layers: queries, keys and values are one tensor of 48 MiB, gate and up one of 192."""
     mib = 2**20
