@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from open_instruct.system.counted import counted
+
 EPSILON = 1e-6
 """Ray counts resources in steps of 1e-4."""
 
@@ -50,10 +52,11 @@ class Asked:
         return max(self.num_learners, engines) if self.colocate else self.num_learners + engines
 
     def __str__(self) -> str:
-        learners = f"{' + '.join(map(str, self.learners_per_node))} learners and " if self.learners_per_node else ""
-        engines = f"{self.num_engines} engines of {self.places_per_engine}"
+        learner = "learner" if self.num_learners == 1 else "learners"
+        learners = f"{' + '.join(map(str, self.learners_per_node))} {learner} and " if self.learners_per_node else ""
+        engines = f"{counted(self.num_engines, 'engine')} of {counted(self.places_per_engine, 'place')}"
         needed = ", ".join(f"{self.num_places * amount:g} {name}" for name, amount in self.place.items() if amount)
-        return f"{learners}{engines} places{' on the same places' if self.colocate else ''}: {needed}"
+        return f"{learners}{engines}{' on the same places' if self.colocate else ''}: {needed}"
 
 
 @dataclass
@@ -166,7 +169,8 @@ def _share_learners_places(shares: Sequence[NodeShare], asked: Asked) -> None:
 def _beside(shares: Sequence[NodeShare]) -> str:
     learners = sum(share.num_learners for share in shares)
     engines = sum(share.num_engines for share in shares)
-    return f" beside {learners} learners and {engines} engines" if learners or engines else ""
+    together = f"{counted(learners, 'learner')} and {counted(engines, 'engine')}"
+    return f" beside {together}" if learners or engines else ""
 
 
 def _rooms(shares: Sequence[NodeShare]) -> str:

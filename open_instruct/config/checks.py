@@ -47,6 +47,7 @@ from open_instruct.device import flash_attention_can_run, places_explained
 from open_instruct.option_limits import NEVER, POSITIVE, numbers_are_within_limits
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds
+from open_instruct.system.counted import counted
 from open_instruct.weight_transports import IPC, NCCL, NEEDS_GPU, SHM, WITHOUT_GPU
 from open_instruct.workflows.base import WORKFLOWS
 
@@ -402,7 +403,7 @@ def machine_has_room(args: GRPOConfig) -> Iterator[str]:
         needed += args.teacher_num_engines * args.teacher_tensor_parallel_size
     if needed > args.device.num_places:
         yield (
-            f"{options}: {needed} workers, and this machine has room for {args.device.num_places} "
+            f"{options}: {counted(needed, 'worker')}, and this machine has room for {args.device.num_places} "
             f"({places_explained(args.device)}). Ask for fewer, or set RAY_ADDRESS to the cluster that has more."
         )
 

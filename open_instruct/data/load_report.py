@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from open_instruct.system.counted import counted
+
 
 @dataclass
 class SourceReport:
@@ -55,8 +57,8 @@ class LoadReport:
         cure = "name more data, or raise --max_prompt_token_length"
         if self.num_excluded:
             cure += ", or train on the prompts of the evaluation too (--hold_out_eval_prompts False)"
-        left_out = f"{self.num_overlong} prompts too long, {self.num_excluded} held out"
-        return f"nothing is left of {self.num_rows} rows ({left_out}): {cure}"
+        left_out = f"{counted(self.num_overlong, 'prompt')} too long, {self.num_excluded} held out"
+        return f"nothing is left of {counted(self.num_rows, 'row')} ({left_out}): {cure}"
 
     def warnings(self) -> list[str]:
         """Warnings about the data for the user."""

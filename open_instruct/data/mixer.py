@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from open_instruct.system.counted import counted
+
 MOST_MISTAKES_SHOWN = 20
 MOST_ROWS = 10**12
 Amount = int | float
@@ -61,7 +63,8 @@ def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_lis
     """
     if len(mixer_list) % 2:
         raise ValueError(
-            f"{flag} must be name, amount, name, amount, …; got {len(mixer_list)} words: {' '.join(map(str, mixer_list))}"
+            f"{flag} must be name, amount, name, amount, …; got {counted(len(mixer_list), 'word')}: "
+            f"{' '.join(map(str, mixer_list))}"
         )
     mistakes = Mistakes()
     pairs: list[tuple[str, Amount]] = []

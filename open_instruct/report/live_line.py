@@ -16,6 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """The result of an evaluation."""
+
+    share: float
+    """Share of right answers, 0 to 1."""
+    step: int
+    """The training step after which the weights were evaluated."""
+
+
+@dataclass(frozen=True)
 class Progress:
     """Values of a training step that the live line shows."""
 
@@ -29,13 +39,17 @@ class Progress:
     """Results waiting for the controller."""
     age: float
     """Mean age of the samples of the batch, in weight versions."""
-    eval_accuracy: float | None = None
-    """Accuracy of the last evaluation, 0 to 1."""
+    evaluation: Accuracy | None = None
+    """The last evaluation."""
+    highest_reward: float | None = None
+    """The highest reward that a response can have; None: there is none, or it differs between rows."""
 
     def __str__(self) -> str:
-        accuracy = "" if self.eval_accuracy is None else f"  eval {self.eval_accuracy:.0%}"
+        highest = "" if self.highest_reward is None else f" of {self.highest_reward:g}"
+        last = self.evaluation
+        accuracy = "" if last is None else f"  eval {last.share:.0%} (step {last.step})"
         return (
-            f"reward {self.reward:.3f}  {self.tokens_per_second:,.0f} tok/s  "
+            f"reward {self.reward:.3f}{highest}  {self.tokens_per_second:,.0f} tok/s  "
             f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{accuracy}"
         )
 
@@ -89,12 +103,12 @@ class ProgressLine:
     def update(self, progress: StepProgress) -> None:
         """Show a completed step. Never raises."""
         with self._isolation:
-            seconds_left = format_duration(self._seconds_left(progress.step))
-            text = f"{progress}  ETA {seconds_left}"
-            if self._live is not None:
-                self._live.update(self._task_id, completed=progress.step, description=text)
+            time_left = f"ETA {format_duration(self._seconds_left(progress.step))}"
+            if self._live is not None:  # a narrow terminal cuts the end of the line
+                self._live.update(self._task_id, completed=progress.step, description=f"{time_left}  {progress}")
             else:
-                self._print(f"{self._unit} {progress.step}/{self._total}  {text}", at_once=progress.step >= self._total)
+                text = f"{self._unit} {progress.step}/{self._total}  {progress}  {time_left}"
+                self._print(text, at_once=progress.step >= self._total)
 
     def _seconds_left(self, step: int) -> float:
         """Estimated from the mean time per step since the line was started."""

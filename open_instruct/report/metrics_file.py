@@ -1,4 +1,7 @@
-"""`metrics.jsonl`: one complete row per step. The file is part of a run's state, and a resumed run continues it."""
+"""`metrics.jsonl`: one row per step. The file is part of a run's state, and a resumed run continues it.
+
+The row of a step is written when the step is over. The evaluation of a step ends later; then its metrics are added to the row.
+"""
 
 import json
 import logging
@@ -18,6 +21,8 @@ ACCURACY_KEY = "eval/pass_at_1"
 STEP_KEY = "training_step"
 COMPLETIONS = "sample_completions"
 """Key of an evaluation's answers, which are reported in addition to its metrics; open-instruct's name of the table in wandb."""
+TAIL_BYTES = 1 << 16
+"""Bytes at the end of a file in which the last row is looked for first."""
 _ROW_START = re.compile(rb'\{"training_step": (\d+)[,}]')
 """Beginning of a row as `MetricsWriter` writes it."""
 
@@ -39,7 +44,7 @@ def to_json_value(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Writes one line, a JSON object, per training step. When `write` returns, the operating system has the line.
+    """Writes one line, a JSON object, per training step. When `write` or `add` returns, the operating system has the line.
 
     Every line is strict JSON: a metric that is not finite is written as null, with one warning per metric.
     """
@@ -56,11 +61,55 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Append the row of training step `step`: `training_step` and `metrics`."""
-        row = to_json_value({STEP_KEY: step, **metrics})
-        for key in {key for key, value in row.items() if value is None and metrics.get(key) is not None} - self._warned:
+        self._append(_line_of({STEP_KEY: step, **self._json_values(step, metrics)}))
+
+    def add(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add metrics to the row of `step` if that is the last row of the file. Otherwise append a row.
+
+        If the process is killed in this call, the row is as it was before, or has all of the metrics. A reader may see a torn
+        line behind the row, for a moment.
+        """
+        begins, line = self._last_line()
+        row = _parse_row(line)
+        if row is None or row[STEP_KEY] != step:
+            self.write(step, metrics)
+            return
+        added = self._json_values(step, metrics)
+        longer = _line_of({key: value for key, value in row.items() if key not in added} | added, len(line))
+        same = next((at for at, (old, new) in enumerate(zip(line, longer, strict=False)) if old != new), len(line))
+        with open(self.path, "r+b", buffering=0) as file:
+            # First what is behind the old end, because the old row is whole until the few bytes before its end change.
+            try:
+                _write_at(file, begins + len(line), longer[len(line) :])
+                _write_at(file, begins + same, longer[same : len(line)])
+            except OSError:
+                _write_at(file, begins + same, line[same:])
+                os.ftruncate(file.fileno(), begins + len(line))
+                raise
+
+    def last_row(self) -> dict[str, Any] | None:
+        """The last row of the file, if there is one."""
+        return _parse_row(self._last_line()[1])
+
+    def _last_line(self) -> tuple[int, bytes]:
+        """Where the last line begins, and the line."""
+        with open(self.path, "rb") as file:
+            end, size = file.seek(0, os.SEEK_END), TAIL_BYTES
+            while True:
+                begins = file.seek(max(0, end - size))
+                tail = file.read(end - begins)
+                before = tail.rfind(b"\n", 0, max(0, len(tail) - 1))
+                if before >= 0 or begins == 0:
+                    return begins + before + 1, tail[before + 1 :]
+                size *= 4
+
+    def _json_values(self, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        values = to_json_value(metrics)
+        not_finite = {key for key, value in values.items() if value is None and metrics.get(key) is not None}
+        for key in sorted(not_finite - self._warned):
             self._warned.add(key)
             logger.warning("metric %s is not finite at step %d; written as null", key, step)
-        self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
+        return values
 
     def _append(self, line: bytes) -> None:
         """Append the whole line or nothing. A full disk may take only a part of the line, and a torn row would remain."""
@@ -114,6 +163,19 @@ class MetricsWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _line_of(row: Mapping[str, Any], least_bytes: int = 0) -> bytes:
+    """A row as a line of JSON, with spaces at its end if it would be shorter than `least_bytes`."""
+    return json.dumps(row, allow_nan=False).encode().ljust(least_bytes - 1) + b"\n"
+
+
+def _write_at(file: IO[bytes], offset: int, part: bytes) -> None:
+    """Write the whole part, which a full disk may divide."""
+    rest = memoryview(part)
+    file.seek(offset)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _is_of(line: bytes, step: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report import component_log
 from open_instruct.report.isolation import Isolation
-from open_instruct.report.live_line import Progress, ProgressLine
+from open_instruct.report.live_line import Accuracy, Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
 from open_instruct.report.metrics_file import (
     ACCURACY_KEY,
@@ -26,7 +26,7 @@ from open_instruct.report.metrics_file import (
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
 from open_instruct.report.tracker import TrackerOptions, make_tracker, run_id_at
-from open_instruct.storage.output_directory import describe, is_of_storage
+from open_instruct.system.counted import counted
 from open_instruct.system.interruption import tell
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ Monitor = Callable[[dict, dict], object]
 METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
+ALERTS = "alerts"
+"""Key of a row: the texts of its alerts, by metric."""
 COMPLETIONS_DIRECTORY = "completions"
 PLOT_FILE = "reward_curve.png"
 
@@ -77,8 +79,7 @@ class ComponentStatus:
 
 
 class RunLog:
-    """The one place through which the driver reports. A row of metrics is written only after the evaluation of its step, if there
-    is one."""
+    """The one place through which the driver reports."""
 
     def __init__(
         self, args: GRPOConfig, *, monitor: Monitor | None = None, component_log_file: str | None = None
@@ -94,8 +95,7 @@ class RunLog:
         self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
         self._isolation = Isolation("writing completions")
         self._line: ProgressLine | None = None
-        self._waiting: dict[str, Any] | None = None
-        self._last_accuracy: float | None = None
+        self._last_evaluation: Accuracy | None = None
         self._exit_code = 1
 
     def _tracker_options(self) -> TrackerOptions:
@@ -113,9 +113,9 @@ class RunLog:
         """Log how many prompts were left out before the run."""
         limit = self._args.max_prompt_token_length
         logger.info(
-            "%d rows of data read; left out: %d prompts longer than %d tokens, %d held out for evaluation",
-            num_rows,
-            num_overlong,
+            "%s of data read; left out: %s longer than %d tokens, %d held out for evaluation",
+            counted(num_rows, "row"),
+            counted(num_overlong, "prompt"),
             limit,
             num_excluded,
         )
@@ -126,24 +126,31 @@ class RunLog:
         num_cut = self._writer.truncate_after(last_kept)
         self._prompts.truncate_after(last_kept)
         if checkpoint is not None:
-            logger.info("going on from %s after step %d (%d later rows cut)", checkpoint, training_step, num_cut)
+            logger.info(
+                "going on from %s after step %d (%s cut)", checkpoint, training_step, counted(num_cut, "later row")
+            )
         self._line = ProgressLine(self._args.num_training_steps, first_step=training_step)
 
-    def step(self, row: dict[str, Any]) -> None:
-        """Take the row of a completed training step, and show the step on the live line."""
-        self.flush()
-        self._check_alerts(row, row, row[STEP_KEY])
-        self._waiting = row
+    def step(self, row: dict[str, Any], *, highest_reward: float | None = None) -> None:
+        """Write the row of a completed training step, and show the step on the live line.
+
+        `highest_reward` is the highest reward that a response can have, if there is one.
+        """
+        step = row[STEP_KEY]
+        row |= self._alerts(row, step)
+        self._writer.write(step, row)
+        self._tracker.log(row, step)
         if self._line is not None:
             self._line.update(
                 Progress(
-                    step=row[STEP_KEY],
+                    step=step,
                     reward=row["all_groups/scores"],
+                    highest_reward=highest_reward,
                     tokens_per_second=row["learner_response_tokens_per_second_step"],
                     prompt_queue=row["queue/prompts"],
                     result_queue=row["queue/results"],
                     age=row["avg_sample_age"],
-                    eval_accuracy=self._last_accuracy,
+                    evaluation=self._last_evaluation,
                 )
             )
 
@@ -168,47 +175,42 @@ class RunLog:
         self._prompts.write(training_step, {"prompts": fates})
 
     def evaluation(self, version: int, metrics: Mapping[str, Any]) -> None:
-        """Add the evaluation of the weights after step `version` to the row of that step, or to a new row if that row is already
-        written. Write its `sample_completions` to a file, and send them to wandb as a table."""
+        """Add the evaluation of the weights after step `version` to the row of that step, or to a new row before the first step.
+        Write its `sample_completions` to a file, and send them to wandb as a table."""
         metrics = dict(metrics)
         if rows := metrics.pop(COMPLETIONS, None):
             with self._isolation:
                 write_lines(self._output_dir / COMPLETIONS_DIRECTORY / f"step_{version:06d}.jsonl", rows)
             self._tracker.log_table(COMPLETIONS, rows, version)
-        self._last_accuracy = metrics[ACCURACY_KEY]
-        logger.info("evaluation after step %d: %.1f%% right", version, 100 * self._last_accuracy)
-        if self._waiting is None or self._waiting[STEP_KEY] != version:
-            self.flush()
-            self._waiting = {STEP_KEY: version}
-        self._waiting |= metrics
-        self._check_alerts(metrics, self._waiting, version)
+        self._last_evaluation = Accuracy(metrics[ACCURACY_KEY], version)
+        logger.info("evaluation after step %d: %.1f%% right", version, 100 * metrics[ACCURACY_KEY])
+        row = self._writer.last_row() or {}
+        alerts_of_step = row.get(ALERTS, {}) if row.get(STEP_KEY) == version else {}
+        metrics |= self._alerts(metrics, version, alerts_of_step)
+        self._writer.add(version, metrics)
+        self._tracker.log(metrics, version)
 
-    def _check_alerts(self, metrics: Mapping[str, Any], row: dict[str, Any], training_step: int) -> None:
-        """Log the metrics that are above their limits, and write these alerts into the row."""
-        if raised := component_log.check_alerts(self._args.alerts, metrics):
-            row["alerts"] = {**row.get("alerts", {}), **raised}
-            for alert in raised.values():
-                logger.warning("alert at step %d: %s", training_step, alert)
+    def _alerts(
+        self, metrics: Mapping[str, Any], training_step: int, earlier: Mapping[str, str] | None = None
+    ) -> dict[str, dict[str, str]]:
+        """Log the metrics that are above their limits. Returns an entry for the row with its earlier alerts and these, if a
+        metric is above its limit."""
+        raised = component_log.check_alerts(self._args.alerts, metrics)
+        for alert in raised.values():
+            logger.warning("alert at step %d: %s", training_step, alert)
+        return {ALERTS: {**(earlier or {}), **raised}} if raised else {}
 
     def accuracy_at(self, training_step: int) -> float | None:
         """Accuracy of the evaluation of that step, if an earlier process has written it. From now on the live line shows it."""
         for row in read_metrics(self._output_dir / METRICS_FILE):
             if row[STEP_KEY] == training_step and ACCURACY_KEY in row:
-                self._last_accuracy = row[ACCURACY_KEY]
-                return self._last_accuracy
+                self._last_evaluation = Accuracy(row[ACCURACY_KEY], training_step)
+                return self._last_evaluation.share
         return None
-
-    def flush(self) -> None:
-        """Write the row that waits for its evaluation, if there is one."""
-        if self._waiting is not None:
-            row, self._waiting = self._waiting, None
-            self._writer.write(row[STEP_KEY], row)
-            self._tracker.log(row, row[STEP_KEY])
 
     def ended(self, summary: RunSummary, *, exit_code: int) -> RunSummary:
         """The step loop is over: draw the plot, write `summary.json`, print the table."""
         self._exit_code = exit_code
-        self.flush()
         self._close_line()
         plot = plot_reward_curve(self._output_dir / METRICS_FILE, self._output_dir / PLOT_FILE)
         summary = dataclasses.replace(summary, plot=None if plot is None else str(plot))
@@ -239,17 +241,10 @@ class RunLog:
 
     def sync(self) -> None:
         """Put all rows so far on the disk, so that rows from before a checkpoint survive a power loss, as the checkpoint does."""
-        self.flush()
         for writer in (self._writer, self._prompts):
             writer.sync()
 
     def close(self) -> None:
-        try:
-            self.flush()
-        except OSError as error:
-            if not is_of_storage(error):
-                raise
-            logger.error("the last row of %s could not be written: %s", METRICS_FILE, describe(error))
         self._close_line()
         self._tracker.finish(self._exit_code)
         self._writer.close()

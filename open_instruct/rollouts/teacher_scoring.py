@@ -14,6 +14,7 @@ import ray
 from open_instruct.cluster.failures import root_cause
 from open_instruct.data_types import TeacherLogprobs
 from open_instruct.scored_groups import ScoredGroup
+from open_instruct.system.counted import counted
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class TeacherScoring:
         for number, engine in enumerate(self._engines):
             if engine.asked and now - engine.moved_at > self._timeout_s:
                 raise TeacherFailed(
-                    f"engine {number} of the teacher has {len(engine.asked)} groups and answered none for "
+                    f"engine {number} of the teacher has {counted(len(engine.asked), 'group')} and answered none for "
                     f"{now - engine.moved_at:.0f} s. Where it only takes longer, raise --teacher_timeout_s."
                 )
 

@@ -27,6 +27,7 @@ from open_instruct.report.component_log import component_logger
 from open_instruct.rollouts.controller import RESULTS_ARRIVE_S
 from open_instruct.rollouts.running_evaluation import is_of_evaluation
 from open_instruct.run.ray_results import value_of
+from open_instruct.system.counted import counted
 from open_instruct.system.work_threads import POLL_S
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class EngineSupervisor:
         if num_left == 0:
             raise ComponentDied(f"engine {number} {cause}, no node has room for another engine, and no engine is left")
         component_logger.error(
-            "engine %d is given up: no node has room for it. Going on with %d engines", number, num_left
+            "engine %d is given up: no node has room for it. Going on with %s", number, counted(num_left, "engine")
         )
 
     @staticmethod
@@ -298,4 +299,4 @@ class EngineSupervisor:
         in_time = RESULTS_ARRIVE_S + CONTROL_S  # the controller first waits for results that are on their way
         lost = value_of(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
         self.num_recovered_prompts += lost
-        logger.warning("%d prompts were lost with the engine and are issued again", lost)
+        logger.warning("prompts that were lost with the engine and are issued again: %d", lost)

@@ -9,6 +9,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from open_instruct.run.ray_results import value_of
 from open_instruct.storage import shared_storage
+from open_instruct.system.counted import counted
 
 STORAGE_S = 60.0
 """How long the nodes of the learners may take to answer whether they see a file. Each node starts a Ray process to answer."""
@@ -36,5 +37,5 @@ def check_storage(directories: Sequence[Path], learner_nodes: Sequence[str]) -> 
 def _answered(refs: list[Any], what: str) -> list[Any]:
     _, waiting = ray.wait(refs, num_returns=len(refs), timeout=STORAGE_S)
     if waiting:
-        raise TimeoutError(f"{what}: {len(waiting)} of {len(refs)} nodes did not answer in {STORAGE_S:g} s")
+        raise TimeoutError(f"{what}: {len(waiting)} of {counted(len(refs), 'node')} did not answer in {STORAGE_S:g} s")
     return refs

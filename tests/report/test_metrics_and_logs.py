@@ -23,10 +23,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from open_instruct.report import metrics_file
 from open_instruct.report import tracker as tracker_module
 from open_instruct.report.histogram import histogram
 from open_instruct.report.isolation import Isolation
-from open_instruct.report.live_line import Progress, ProgressLine, format_duration
+from open_instruct.report.live_line import Accuracy, Progress, ProgressLine, format_duration
 from open_instruct.report.log_files import setup_logging
 from open_instruct.report.metrics_file import MetricsWriter, read_metrics, to_json_value
 from open_instruct.report.tracker import NullTracker, Tracker, TrackerOptions, WandbTracker, make_tracker
@@ -134,6 +135,69 @@ def test_rows_of_the_checkpoint_are_kept_wherever_they_stand(tmp_path: Path) -> 
         writer.write(4, {})
     assert [row["training_step"] for row in read_metrics(path)] == [1, 2, 3, 4]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_metrics_are_added_to_the_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.add(0, {"eval": 0.1})
+        assert writer.last_row() == {"training_step": 0, "eval": 0.1}
+        writer.write(1, {"scores": 0.5, "hist": [1, 2], "alerts": {"scores": "high"}})
+        writer.add(1, {"eval": float("nan"), "alerts": {"scores": "high", "eval": "low"}})
+        writer.write(2, {"scores": 1e-7})
+        writer.add(1, {"eval": 0.3})  # not the last row any more
+    assert path.read_text().splitlines() == [
+        '{"training_step": 0, "eval": 0.1}',
+        '{"training_step": 1, "scores": 0.5, "hist": [1, 2], "eval": null, "alerts": {"scores": "high", "eval": "low"}}',
+        '{"training_step": 2, "scores": 1e-07}',
+        '{"training_step": 1, "eval": 0.3}',
+    ]
+
+
+def test_a_row_longer_than_what_is_read_at_once_gets_its_evaluation(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        assert writer.last_row() is None
+        writer.write(1, {"text": "x" * 100})
+        writer.write(2, {"text": "y" * 200_000})
+        writer.add(2, {"eval": 0.5})
+        assert writer.last_row() == {"training_step": 2, "text": "y" * 200_000, "eval": 0.5}
+        writer.add(2, {"text": ""})  # shorter than before
+        writer.write(3, {})
+    assert list(read_metrics(path)) == [
+        {"training_step": 1, "text": "x" * 100},
+        {"training_step": 2, "eval": 0.5, "text": ""},
+        {"training_step": 3},
+    ]
+
+
+@pytest.mark.parametrize("alerts", [{}, {"alerts": {"scores": "high"}}])
+def test_a_kill_while_metrics_are_added_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alerts: dict[str, Any]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(path)
+    writer.write(1, {"scores": 0.5})
+    writer.write(2, {"scores": 0.25, **alerts})
+    before = path.read_bytes()
+    writes: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(metrics_file, "_write_at", lambda file, offset, part: writes.append((offset, part)))
+    writer.add(2, {"eval": 0.75, **alerts})
+    writer.close()
+    (behind, long_part), (inside, short_part) = writes
+    killed = [before + long_part[:num_bytes] for num_bytes in range(len(long_part) + 1)]
+    killed.append(killed[-1][:inside] + short_part + killed[-1][inside + len(short_part) :])
+    assert behind == len(before)
+    assert len(short_part) <= (2 if not alerts else 40)  # so few that the system writes them at once
+    first, old = {"training_step": 1, "scores": 0.5}, {"training_step": 2, "scores": 0.25, **alerts}
+    for number, left in enumerate(killed):
+        path.write_bytes(left)
+        evaluation = {"eval": 0.75} if number == len(killed) - 1 else {}
+        assert list(read_metrics(path)) == [first, old | evaluation]
+        with MetricsWriter(path) as resumed:
+            resumed.truncate_after(2)
+            resumed.write(3, {})
+        assert [strict_json(line)["training_step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
 def test_a_file_that_is_being_written_can_be_read(tmp_path: Path) -> None:
@@ -402,11 +466,11 @@ def read_all(terminal: int) -> str:
 def test_a_terminal_shows_one_live_line() -> None:
     reader, writer = os.openpty()
     with os.fdopen(writer, "w") as terminal, ProgressLine(total=10, stream=terminal) as line:
-        line.update(replace(PROGRESS, step=4, eval_accuracy=0.75))
+        line.update(replace(PROGRESS, step=4, evaluation=Accuracy(0.75, 2)))
     shown = read_all(reader)
-    assert "4/10  reward" in shown
-    assert "eval 75%  ETA" in shown
-    assert "\n" not in shown.split("4/10  reward")[0]
+    assert "4/10  ETA 0s  reward 0.500" in shown
+    assert "eval 75% (step 2)" in shown
+    assert "\n" not in shown.split("4/10  ETA")[0]
 
 
 def test_a_closed_stream_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -113,16 +113,33 @@ SUMMARY = RunSummary(
 )
 
 
-def test_a_row_waits_for_its_evaluation(log: RunLog, tmp_path: Path, tracker: FakeTracker) -> None:
+def test_a_row_is_there_when_its_step_is_over(log: RunLog, tmp_path: Path, tracker: FakeTracker) -> None:
+    for step in (1, 2, 3):
+        log.step(row_of(step))
+        assert steps_of(tmp_path) == list(range(1, step + 1))
+        assert [number for number, _ in tracker.rows] == list(range(1, step + 1))
+
+
+def test_an_evaluation_joins_the_row_of_its_step(log: RunLog, tmp_path: Path, tracker: FakeTracker) -> None:
     log.step(row_of(1))
-    assert written(tmp_path) == []
     log.evaluation(1, evaluation_of(0.5))
-    assert written(tmp_path) == []
-    log.step(row_of(2))
     assert written(tmp_path) == [row_of(1) | evaluation_of(0.5)]
-    log.flush()
+    log.step(row_of(2))
     assert written(tmp_path) == [row_of(1) | evaluation_of(0.5), row_of(2)]
-    assert tracker.rows == [(1, row_of(1) | evaluation_of(0.5)), (2, row_of(2))]
+    assert tracker.rows == [(1, row_of(1)), (1, evaluation_of(0.5)), (2, row_of(2))]
+
+
+def test_the_evaluation_of_a_resumed_run_joins_the_row_that_an_earlier_process_wrote(
+    make_log: Callable[[], RunLog], tmp_path: Path
+) -> None:
+    killed = make_log()
+    killed.started(0, None)
+    killed.step(row_of(1))
+    killed.step(row_of(2))
+    resumed = make_log()
+    resumed.started(2, Path("checkpoint"))
+    resumed.evaluation(2, evaluation_of(0.5))
+    assert written(tmp_path) == [row_of(1), row_of(2) | evaluation_of(0.5)]
 
 
 def test_alerts_are_raised_on_steps_and_on_evaluations(
@@ -131,7 +148,6 @@ def test_alerts_are_raised_on_steps_and_on_evaluations(
     log.step(row_of(1, score=6.0))
     log.evaluation(1, evaluation_of(0.8))
     log.evaluation(2, evaluation_of(0.4))
-    log.flush()
     of_step, of_evaluation = "scores is 6, above 5", "eval/scores is 8, above 7"
     assert [row.get("alerts") for row in written(tmp_path)] == [{"scores": of_step, "eval/scores": of_evaluation}, None]
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -141,21 +157,18 @@ def test_alerts_are_raised_on_steps_and_on_evaluations(
 def test_the_evaluation_before_the_first_step_has_a_row_of_its_own(log: RunLog, tmp_path: Path) -> None:
     log.evaluation(0, evaluation_of(0.25))
     log.step(row_of(1))
-    log.flush()
     assert written(tmp_path) == [{"training_step": 0, **evaluation_of(0.25)}, row_of(1)]
 
 
 def test_an_evaluation_does_not_get_into_the_row_of_another_step(log: RunLog, tmp_path: Path) -> None:
     log.step(row_of(1))
     log.evaluation(2, evaluation_of(0.5))
-    log.flush()
     assert written(tmp_path) == [row_of(1), {"training_step": 2, **evaluation_of(0.5)}]
 
 
 def test_answers_of_an_evaluation_have_a_file_of_their_own(log: RunLog, tmp_path: Path) -> None:
     answers = [{"prompt": "1 + 1", "response": "zwölf \ud800", "scores": 0.0}]
     log.evaluation(3, evaluation_of(0.5) | {"sample_completions": answers})
-    log.flush()
     assert written(tmp_path) == [{"training_step": 3, **evaluation_of(0.5)}]
     (line,) = (tmp_path / "completions" / "step_000003.jsonl").read_text().splitlines()
     assert json.loads(line) == {"prompt": "1 + 1", "response": "zwölf ?", "scores": 0.0}
@@ -164,22 +177,7 @@ def test_answers_of_an_evaluation_have_a_file_of_their_own(log: RunLog, tmp_path
 def test_answers_that_cannot_be_written_end_no_run(log: RunLog, tmp_path: Path) -> None:
     (tmp_path / "completions").write_text("a file in the way")
     log.evaluation(3, evaluation_of(0.5) | {"sample_completions": [{"prompt": "x"}]})
-    log.flush()
     assert steps_of(tmp_path) == [3]
-
-
-def test_flush_writes_once(log: RunLog, tmp_path: Path) -> None:
-    log.step(row_of(1))
-    log.flush()
-    log.flush()
-    log.close()
-    assert steps_of(tmp_path) == [1]
-
-
-def test_close_writes_the_row_that_waits(log: RunLog, tmp_path: Path) -> None:
-    log.step(row_of(1))
-    log.close()
-    assert steps_of(tmp_path) == [1]
 
 
 def test_rows_after_the_checkpoint_are_cut_on_resume(make_log: Callable[[], RunLog], tmp_path: Path) -> None:
@@ -187,14 +185,12 @@ def test_rows_after_the_checkpoint_are_cut_on_resume(make_log: Callable[[], RunL
     killed.started(0, None)
     for step in (1, 2, 3):
         killed.step(row_of(step, score=1.0))
-    killed.flush()
     with open(tmp_path / METRICS_FILE, "ab") as file:
         file.write(b'{"training_step": 4, "sco')
     resumed = make_log()
     resumed.started(2, Path("checkpoint"))
     assert steps_of(tmp_path) == [1, 2]
     resumed.step(row_of(3, score=7.0))
-    resumed.flush()
     assert [(row["training_step"], row["scores"]) for row in written(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 7.0)]
 
 
@@ -202,7 +198,6 @@ def test_a_run_without_a_checkpoint_starts_with_no_rows(make_log: Callable[[], R
     killed = make_log()
     killed.started(0, None)
     killed.evaluation(0, evaluation_of(0.25))
-    killed.flush()
     make_log().started(0, None)
     assert written(tmp_path) == []
 
@@ -264,6 +259,27 @@ def test_the_live_line_shows_the_step_and_the_last_accuracy(
     log.step(row_of(6, score=3.0))
     shown = capsys.readouterr().err
     assert "step 6/6" in shown
-    assert "reward 3.000" in shown
+    assert "reward 3.000  10 tok/s" in shown  # of how much is not known
     assert "queues 1/2" in shown
-    assert "eval 25%" in shown
+    assert "eval 25% (step 0)" in shown
+
+
+def test_the_live_line_says_how_much_a_reward_can_be(
+    make_log: Callable[[], RunLog], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_log()
+    log.started(0, None)
+    log.step(row_of(6, score=0.469), highest_reward=10.0)
+    assert "reward 0.469 of 10  " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("num_cut", "words"), [(1, "1 later row cut"), (2, "2 later rows cut")])
+def test_a_resumed_run_says_how_many_rows_it_cuts(
+    make_log: Callable[[], RunLog], tmp_path: Path, capsys: pytest.CaptureFixture[str], num_cut: int, words: str
+) -> None:
+    killed = make_log()
+    killed.started(0, None)
+    for step in range(1, 3 + num_cut):
+        killed.step(row_of(step))
+    make_log().started(2, Path("checkpoint"))
+    assert f"after step 2 ({words})" in capsys.readouterr().err

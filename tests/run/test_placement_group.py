@@ -174,7 +174,7 @@ def test_too_much_is_told_at_once_with_the_numbers(ray_session: Any) -> None:
     assert time.monotonic() - started < 5
     text = str(told.value)
     assert "no node has room for 40 learners" in text
-    assert "40 learners and 50 engines of 1 places: 18 CPU" in text
+    assert "40 learners and 50 engines of 1 place: 18 CPU" in text
     assert "of 2 CPU free" in text
 
 

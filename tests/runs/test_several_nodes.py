@@ -132,7 +132,7 @@ def test_a_run_goes_on_without_a_node_of_engines(network: Cluster, tmp_path: Pat
     assert code == 0, output
     assert re.search(rf"node {re.escape(places['engine 1'])} \(\w+\) was lost, and with it engine 1", output), output
     assert output.count("was lost, and with it") == 1, output
-    given_up = "engine 1 is given up: no node has room for it. Going on with 1 engines"
+    given_up = "engine 1 is given up: no node has room for it. Going on with 1 engine"
     assert (given_up in output) is not has_room, output
     metrics = rows(out / "metrics.jsonl")
     assert metrics[-1]["training_step"] == num_steps

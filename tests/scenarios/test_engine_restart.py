@@ -205,7 +205,7 @@ def test_a_lost_node_costs_its_engines_and_no_restart(
     for number in (0, 1):
         os.kill(play.pid(number), signal.SIGKILL)
     play.check_until(lambda: list(play.supervisor.serving) == [2])
-    assert "Going on with 1 engines" in caplog.text
+    assert "Going on with 1 engine" in caplog.text
     assert "node 10.0.0.2 (ab) was lost, and with it engine 1" in caplog.text
     assert play.supervisor.num_restarts == 0
     assert play.supervisor.num_recovered_prompts == 6

@@ -42,6 +42,17 @@ def test_a_row_that_there_is_no_room_for_is_not_begun(tmp_path: Path) -> None:
     assert path.read_text() == '{"training_step": 1, "a": 1.0}\n{"training_step": 2, "a": 2.0}\n'
 
 
+def test_a_row_whose_evaluation_has_no_room_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.write(1, {"a": 1.0})
+        with room_for(path, 10), pytest.raises(OSError, match="File too large"):
+            writer.add(1, {"b": "x" * 1000})
+        assert path.read_text() == '{"training_step": 1, "a": 1.0}\n'
+        writer.add(1, {"b": "x"})
+    assert path.read_text() == '{"training_step": 1, "a": 1.0, "b": "x"}\n'
+
+
 def test_a_trajectory_that_there_is_no_room_for_is_not_begun(tmp_path: Path) -> None:
     path = tmp_path / "actor.jsonl"
     ids = np.array([1], dtype=np.int32)

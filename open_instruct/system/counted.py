@@ -1,0 +1,6 @@
+"""Numbers with their nouns, for messages: `1 row`, `1,250 rows`."""
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number and its noun; `plural` is the noun with an s by default."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
