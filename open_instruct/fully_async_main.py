@@ -41,7 +41,6 @@ from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.wiring import Roles
 from open_instruct.system.interruption import ends_by_signals
 from open_instruct.system.secret_masking import mask_tracebacks
-from open_instruct.workflows.conversations.options import with_implied_workflow
 
 PROGRAM = "fully_async_main.py"
 LISTED = "`python open_instruct/grpo_fast.py --help` lists all options."
@@ -118,9 +117,7 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
         return where.get(option, NO_SECTION + option)
 
     try:
-        args = make_config(
-            config_cls, with_implied_workflow(written), validators=grpo_fast.validators(inputs), mistakes=mistakes
-        )
+        args = make_config(config_cls, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
     except UsageError as error:
         raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
     return FullyAsyncMain(grpo_fast.settled(args), inputs[0], roles)

@@ -27,17 +27,26 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get
 
 import yaml
 
+from open_instruct.config.foreign_words import (
+    LENGTH_OF_CONVERSATION,
+    hydra_word,
+    is_foreign,
+    meaning_here,
+    unclear_length,
+)
 from open_instruct.config.open_instruct_options import ForeignOptions
 from open_instruct.config.yaml_text import BadYaml, check_yaml, texts_as_written, unreadable_value
 from open_instruct.registry import option_fields, option_kinds
-from open_instruct.system.secret_masking import without_secrets
-from open_instruct.workflows.conversations.options import with_implied_workflow
+from open_instruct.system.secret_masking import masked, without_secrets
+from open_instruct.workflows.conversations.options import ConversationOptions, with_implied_workflow
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
+GIVEN = "given"
+"""The field of an option class, if it has one, that holds the options that the user wrote."""
 NUMBER = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
 """A negative number, which begins with a dash but is not an option."""
 
@@ -87,10 +96,11 @@ def parse_args(
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     on_command_line, mistakes = _read_command_line(argv, kinds, parser, others=foreign.names)
     in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds, foreign.names)
-    written = with_implied_workflow(foreign.of_file_and_command_line(in_file, on_command_line))
-    return make_config(
-        config_cls, written, validators=validators, mistakes=[*mistakes, *mistakes_of_file, *foreign.mistakes]
-    )
+    written = foreign.of_file_and_command_line(in_file, on_command_line)
+    mistakes = [*mistakes, *mistakes_of_file, *foreign.mistakes]
+    if LENGTH_OF_CONVERSATION in in_file | on_command_line:
+        mistakes += unclear_length(written, [option.name for option in option_fields(ConversationOptions)])
+    return make_config(config_cls, written, validators=validators, mistakes=mistakes)
 
 
 def read_lists(argv: Sequence[str], names: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -121,13 +131,15 @@ def make_config(
         UsageError: there are mistakes. The error holds `mistakes`, which were found before, and all that are found here.
     """
     kinds = option_kinds(config_cls)
-    values, unreadable = _convert_all(written, kinds)
+    values, unreadable = _convert_all(with_implied_workflow(written), kinds)
     mistakes = [*mistakes, *unreadable.values()]
     for name in _required(config_cls):
         if name not in values:
             values[name] = ""  # a placeholder, so that the validators can check the other options
             mistakes += [] if name in unreadable else [f"--{name}: missing. It must be given."]
             unreadable.setdefault(name, "")
+    if GIVEN in config_cls.__dataclass_fields__:
+        values[GIVEN] = masked(dict(written))
     config = config_cls(**values)
     for validator in validators:
         mistakes += [mistake for mistake in validator(config) if not unreadable.keys() & _options_before_colon(mistake)]
@@ -252,8 +264,14 @@ def _read_command_line(
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
     names = [*kinds, "config", "help", *(word[2:] for word in negations)]
     argv = [_in_full(word, names, others) for word in argv]
+    of_hydra = [word for word in argv if hydra_word(word)]
+    argv = [word for word in argv if not hydra_word(word)]
     given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
-    mistakes = list(_unknown_words(_unshielded(rest), [*kinds, "config"]))
+    mistakes = [
+        f"{word.partition('=')[0]}: options begin with --. {meaning_here(hydra_word(word), prefix='--')}"
+        for word in of_hydra
+    ]
+    mistakes += _unknown_words(_unshielded(rest), [*kinds, "config"])
     values: dict[str, Any] = {}
     for name, words in vars(given).items():
         kind = kinds.get(name, str)
@@ -275,7 +293,8 @@ def _in_full(word: str, names: Sequence[str], others: Sequence[str]) -> str:
     name = written.replace("-", "_")
     if name in others:
         return f"--{name}{equals}{value}" if word.startswith("--") else word
-    longer = [one for one in names if one.startswith(name)] if name != A_SECRET else []
+    is_short = name != A_SECRET and not is_foreign(name)  # --lr is no abbreviation of lr_scheduler_type
+    longer = [one for one in names if one.startswith(name)] if is_short else []
     if not word.startswith("--") or not name or (name not in names and len(longer) != 1):
         return word
     return f"--{name if name in names else longer[0]}{equals}{value}"
@@ -306,13 +325,33 @@ MOST_MEANT = 8
 
 
 def no_such_option(written: str, names: Sequence[str], *, prefix: str, listed: str = "--help lists them all.") -> str:
-    """The mistake about an unknown name, with the nearest known name if there is one, else with `listed`."""
+    """The mistake about an unknown name: with what it means here if it is an option of another project, else with the known name
+    that it probably is if there is one, else with `listed`."""
     name = written.strip("-").replace("-", "_").lower()
+    if meaning := meaning_here(name, prefix=prefix):
+        return f"{written}: no such option. {meaning}"
     if 2 <= len(longer := [one for one in names if name and one.startswith(name)]) <= MOST_MEANT:
         return f"{written}: it could be {' or '.join(f'{prefix}{one}' for one in longer)}. Write it in full."
-    near = difflib.get_close_matches(name, names, n=1)
-    cure = f"Did you mean {prefix}{near[0]}?" if near else listed
+    near = next((one for one in difflib.get_close_matches(name, names, n=3) if is_a_slip(name, one)), None)
+    cure = f"Did you mean {prefix}{near}?" if near else listed
     return f"{written}: no such option. {cure}"
+
+
+WORDS_ALIKE, NAMES_ALIKE = 0.7, 0.9
+"""Least likeness (`difflib`) of each word of two names, or of the names as a whole, for one to be a slip of the other."""
+
+
+def is_a_slip(name: str, known: str) -> bool:
+    """Whether a name is probably a known name with a typing error. `reward_weights` is like `rc_turn_weights`, but it is another
+    option, and a hint would mislead."""
+
+    def likeness(one: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, one, other).ratio()
+
+    words, words_of_known = name.removeprefix("no_").split("_"), known.split("_")
+    if len(words) == len(words_of_known):
+        return all(likeness(*pair) >= WORDS_ALIKE for pair in zip(words, words_of_known, strict=True))
+    return likeness(name, known) >= NAMES_ALIKE
 
 
 def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:

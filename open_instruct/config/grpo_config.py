@@ -66,6 +66,10 @@ class GRPOConfig(
 
     own_options: dict[str, Any] = field(default_factory=dict, metadata=NO_FLAG)
     """Values of the options that belong to the user's own losses, advantages and workflows; `registry.options_of` reads them."""
+    given: dict[str, Any] = field(default_factory=dict, metadata=NO_FLAG, compare=False)
+    """The options that the user wrote, on the command line or in a file, as they were written, with secrets masked."""
+    command_line: list[str] = field(default_factory=list, metadata=NO_FLAG, compare=False)
+    """The words of the command, with secrets masked; empty if the options come from another program."""
 
     @property
     def staleness_target(self) -> int:

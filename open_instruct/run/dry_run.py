@@ -18,6 +18,7 @@ from open_instruct.run.placement_group import create_placement_groups
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.teachers import check_room
 from open_instruct.system.interruption import tell
+from open_instruct.workflows.conversations.options import options_that_imply_conversations
 
 if TYPE_CHECKING:
     from open_instruct.engines.engine_memory import EngineMemory
@@ -82,6 +83,7 @@ def _rows(
     lengths = args.lengths
     longest = args.num_samples_per_step * lengths.trained
     return [
+        ("workflow", _workflow(args)),
         ("training steps", f"{args.num_training_steps:,}"),
         (
             "samples per step",
@@ -96,6 +98,15 @@ def _rows(
         *(() if teacher is None else _engine_rows(args, teacher, "teacher's worker")),
         *_main_memory_rows(args, loads, learner, engine, teacher),
     ]
+
+
+def _workflow(args: GRPOConfig) -> str:
+    """The name of the workflow, and what chose it."""
+    if "rollout_workflow" in args.given:
+        return f"{args.rollout_workflow} (--rollout_workflow)"
+    if implying := options_that_imply_conversations(args.given):
+        return f"{args.rollout_workflow} (because of {', '.join(f'--{name}' for name in implying)})"
+    return f"{args.rollout_workflow} (the default)"
 
 
 def _engine_rows(args: GRPOConfig, engine: "EngineMemory", whose: str) -> Iterator[tuple[str, str]]:

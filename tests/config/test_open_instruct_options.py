@@ -224,7 +224,7 @@ def test_what_became_of_it_is_said(line: str, told: str) -> None:
 
 
 def test_what_is_refused_is_named_once() -> None:
-    args, _, mistakes = parsed(f"{MODEL} --mask_tool_use false --max_steps 4")
+    args, _, mistakes = parsed(f"{MODEL} --mask_tool_use false --max_steps 4 --total_episodes 64")
     assert args is None
     (mistake,) = mistakes
     assert mistake.startswith("--mask_tool_use: answers of tools are never trained on")

@@ -91,9 +91,14 @@ class ConversationOptions:
 
 def with_implied_workflow(written: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a user wrote. With an option of conversations, and no other workflow chosen, there are conversations."""
-    names = {option.name for option in fields(ConversationOptions)}
-    implied = {"rollout_workflow": CONVERSATION} if names & written.keys() else {}
+    implied = {"rollout_workflow": CONVERSATION} if options_that_imply_conversations(written) else {}
     return {**implied, **written}
+
+
+def options_that_imply_conversations(written: Mapping[str, Any]) -> list[str]:
+    """The options of conversations among those that a user wrote."""
+    names = {option.name for option in fields(ConversationOptions)}
+    return [name for name in written if name in names]
 
 
 def default_name(tool: str) -> str:

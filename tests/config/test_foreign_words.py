@@ -1,0 +1,129 @@
+"""Options of TRL, verl and prime-rl: a message names the option that means the same, and never one that is only spelled alike."""
+
+from pathlib import Path
+
+import pytest
+
+from open_instruct.config.cli import UsageError, is_a_slip, parse_args
+from open_instruct.config.foreign_words import COMMON, PROJECTS, Meaning, table
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.open_instruct_options import RENAMED, WITHOUT_EFFECT
+from open_instruct.registry import option_kinds
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = option_kinds(GRPOConfig)
+MODEL = ["--model_name_or_path", "m", "--dataset_mixer_list", "d.jsonl", "1.0"]
+
+
+def mistakes_of(*words: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        parse_args([*MODEL, *words], GRPOConfig)
+    return caught.value.mistakes
+
+
+@pytest.mark.parametrize("words", [*PROJECTS.values(), COMMON], ids=[*PROJECTS, "common"])
+def test_each_meaning_is_an_option_that_exists_or_says_why_there_is_none(words: dict[str, Meaning]) -> None:
+    for name, (options, note) in words.items():
+        assert options or note, name
+        assert set(options) <= set(OPTIONS), name
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--num_generations 8", "TRL's num_generations is --num_samples_per_prompt_rollout here."),
+        ("--max_completion_length 8", "TRL's max_completion_length is --response_length here."),
+        ("--max-completion-length=8", "TRL's max_completion_length is --response_length here."),
+        ("--lr 1e-6", "--lr: no such option. It is --learning_rate here."),
+        ("--num_train_epochs 1", "is --total_episodes here (epochs × rows × num_samples_per_prompt_rollout)"),
+        ("--reward_weights 1 2", "TRL's reward_weights has no counterpart here: each verifier's class has a weight."),
+        (
+            "actor_rollout_ref.rollout.n=8",
+            "verl's actor_rollout_ref.rollout.n is --num_samples_per_prompt_rollout here.",
+        ),
+        ("data.train_batch_size=8", "verl's data.train_batch_size is --num_unique_prompts_rollout here"),
+        ("--output_dir out +data.train_batch_size=8", "is --num_unique_prompts_rollout here"),
+        ("--trainer.optim.lr 1e-6", "prime-rl's trainer.optim.lr is --learning_rate here."),
+        (
+            "--orchestrator.rollouts-per-example 8",
+            "prime-rl's orchestrator.rollouts_per_example is --num_samples_per_prompt_rollout here.",
+        ),
+        ("--orchestrator.batch-size 64", "the samples of a step are the product of the two"),
+    ],
+)
+def test_a_word_of_another_project_is_answered_with_the_option_of_the_same_meaning(words: str, expected: str) -> None:
+    (mistake,) = mistakes_of(*words.split())
+    assert expected in mistake
+
+
+def test_words_in_a_file_are_known_too(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("num_generations: 8\n")
+    (mistake,) = mistakes_of("--config", str(tmp_path / "c.yaml"))
+    assert mistake.endswith(
+        "num_generations: no such option. TRL's num_generations is num_samples_per_prompt_rollout here."
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("num_generations", "max_completion_length", "reward_weights", "reward_funcs", "max_length_of_answer"),
+        *("num_prompts", "eval_batch_size", "top_entropy_quantile", "rollout_length", "log_dir"),
+    ],
+)
+def test_no_hint_goes_to_an_option_of_another_meaning(name: str) -> None:
+    assert not [option for option in OPTIONS if is_a_slip(name, option)]
+
+
+@pytest.mark.parametrize(
+    ("slip", "option"),
+    [
+        ("respons_length", "response_length"),
+        ("sead", "seed"),
+        ("no_seed", "seed"),
+        ("learing_rate", "learning_rate"),
+        ("num_sample_per_prompt_rollout", "num_samples_per_prompt_rollout"),
+        ("samples_per_prompt_rollout", "num_samples_per_prompt_rollout"),
+    ],
+)
+def test_a_slip_is_still_recognised(slip: str, option: str) -> None:
+    assert is_a_slip(slip, option)
+
+
+def test_max_steps_alone_does_not_become_a_conversation() -> None:
+    """TRL's users mean training steps by it."""
+    (mistake,) = mistakes_of("--max_steps", "3")
+    assert mistake.startswith("--max_steps 3: here it is the most calls of tools in a conversation")
+    assert "--total_episodes" in mistake
+    assert "--rollout_workflow conversation" in mistake
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--max_steps 3 --tools calculator",
+        "--max_steps 3 --rollout_workflow conversation",
+        "--max_steps 3 --total_episodes 64",
+        "--max_steps 3 --pool_size 2",
+        "--max_steps 3 --environment_modules my_envs.py",
+    ],
+)
+def test_max_steps_bounds_a_conversation_where_something_says_so(words: str) -> None:
+    args = parse_args([*MODEL, *words.split()], GRPOConfig)
+    assert (args.rollout_workflow, args.max_steps) == ("conversation", 3)
+
+
+def test_no_foreign_word_is_an_option_under_its_own_name_with_a_different_meaning_untold() -> None:
+    """A word that exists here too is taken as it is meant here; these are all of them, and the page names each."""
+    same_spelling = {name for words in PROJECTS.values() for name in words if name in OPTIONS}
+    assert same_spelling == {"max_steps", "per_device_train_batch_size", "output_dir"}
+    accepted_from_open_instruct = {name for words in PROJECTS.values() for name in words} & {*WITHOUT_EFFECT, *RENAMED}
+    assert accepted_from_open_instruct == {"gradient_accumulation_steps"}
+
+
+def test_the_page_has_the_tables() -> None:
+    page = (ROOT / "docs/coming_from_trl_verl_prime_rl.md").read_text()
+    for project, words in PROJECTS.items():
+        assert f"## {project}\n\n{table(words)}\n" in page, (
+            "put the output of python -m open_instruct.config.foreign_words there"
+        )
