@@ -241,7 +241,7 @@ class ShutdownSentinel:
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """One scored response, ready to be collated."""
+    """One scored response, or one sample of a conversation of several samples, ready to be collated."""
 
     query: np.ndarray  # (Q,) int32
     response: np.ndarray  # (R,) int32
@@ -255,9 +255,18 @@ class TrainingSample:
     such tokens."""
     teacher: TeacherLogprobs | None = None
     """The teacher's log-probs of the response; None without a teacher."""
+    conversation_tokens: int | None = None
+    """Trained tokens of all samples of a conversation of several samples; None: the sample is a conversation of its own."""
+    goes_on: bool = False
+    """Whether the next sample to train on belongs to the same conversation."""
 
     def __len__(self) -> int:
         return len(self.query) + len(self.response)
+
+    @property
+    def num_trained(self) -> int:
+        """Trained tokens of this sample."""
+        return int(self.mask.sum())
 
 
 @dataclass(frozen=True)
@@ -275,6 +284,9 @@ class CollatedBatchData:
     advantages: np.ndarray  # (B, T) float32, 0 where the mask is False
     vllm_logprobs: np.ndarray  # (B, T) float32, 0 where the mask is False
     loss_weights: np.ndarray | None = None  # (B, T) float32, 0 on prompts and padding; None: 1 on every response token
+    conversation_tokens: np.ndarray | None = None
+    """(B, T) float32: `TrainingSample.conversation_tokens` on responses, 0 on prompts and padding. None: every sample is a
+    conversation of its own, so the trained tokens of a token's sequence are counted."""
     ce_masks: np.ndarray | None = (
         None  # (B, T) bool: True on tokens whose cross-entropy is trained on; None: on no token
     )
@@ -302,7 +314,7 @@ class MiniBatch:
     num_global_tokens: int
     """Trained tokens of this optimizer step over all ranks."""
     num_global_sequences: int = 0
-    """Responses with a trained token in this optimizer step over all ranks."""
+    """Conversations with a trained token in this optimizer step over all ranks. A response that is a single sample is one."""
     num_global_ce_tokens: int = 0
     """Tokens whose cross-entropy is trained on in this optimizer step over all ranks."""
 
@@ -325,9 +337,9 @@ class RolloutBatch:
     """Trained tokens of the whole step over all ranks. Only the last partial batch has it. The controller sends no step without a
     token. If the number is 0 nevertheless, the learners make no optimizer step, because momentum would move the weights."""
     num_global_sequences: int = 0
-    """Responses with a trained token in the whole step over all ranks. Only the last partial batch has it."""
+    """Conversations with a trained token in the whole step over all ranks. Only the last partial batch has it."""
     num_samples: int = 0
-    """Responses in this partial batch."""
+    """Samples in this partial batch."""
     min_version: int = 0
     """Oldest version among the trained tokens of this partial batch."""
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 TOKEN = "token"
 """The number of trained tokens: every token weighs the same (DAPO)."""
 SEQUENCE = "sequence"
-"""The mean over the trained tokens of each response, then over responses: every response weighs the same (GRPO)."""
+"""The mean over the trained tokens of each response, then over responses: every response weighs the same (GRPO). The samples of
+a conversation are one response."""
 CONSTANT = "constant"
 """The number of responses times the longest possible response (Dr. GRPO): lengths do not matter."""
 KINDS = (TOKEN, SEQUENCE, CONSTANT)
@@ -26,8 +27,9 @@ def loss_divisor(denominator: float | str, *, num_tokens: int, num_sequences: in
 
     Args:
         denominator: one of `KINDS`, or the divisor itself.
-        num_tokens, num_sequences: trained tokens, and responses with a trained token, of an optimizer step over all ranks.
-        response_length: tokens of the longest possible response.
+        num_tokens, num_sequences: trained tokens, and responses with a trained token, of an optimizer step over all ranks. A
+            conversation of several samples is one response.
+        response_length: tokens of the longest possible response, or conversation.
     """
     if denominator == TOKEN:
         return max(num_tokens, 1)

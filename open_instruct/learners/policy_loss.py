@@ -230,5 +230,8 @@ def _weights(denominator: float | str, tensors: dict[str, torch.Tensor], inputs:
     weights = tensors["loss_weights"][:, 1:] if "loss_weights" in tensors else None
     if denominator != SEQUENCE:
         return weights
-    of_sequences = weights_of_sequences(inputs.mask, inputs.sequence_ids)
+    if "conversation_tokens" in tensors:
+        of_sequences = 1 / tensors["conversation_tokens"][:, 1:].clamp(min=1)
+    else:
+        of_sequences = weights_of_sequences(inputs.mask, inputs.sequence_ids)
     return of_sequences if weights is None else weights * of_sequences

@@ -312,8 +312,9 @@ class OverIssueBias:
 
 
 def advantage_metrics(samples: Sequence[TrainingSample]) -> dict[str, Any]:
-    """Advantages of the samples of a batch. Each sample counts once, whatever its length."""
-    advantages = np.array([sample.advantage for sample in samples])
+    """Advantages of the responses of a batch. Each response counts once, whatever its length, and whether it is one sample or a
+    conversation of several samples."""
+    advantages = np.array([sample.advantage for sample in samples if not sample.goes_on])
     return {
         "val/advantages_mean": float(advantages.mean()),
         "val/advantages_min": float(advantages.min()),

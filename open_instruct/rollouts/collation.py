@@ -87,6 +87,8 @@ def _flat_fields(rows: Sequence[Shared], pad_token_id: int) -> Flat:
     samples = [sample for row in rows for sample in row.samples]
     if any(sample.weight != 1.0 for sample in samples):
         fields["loss_weights"] = _spread(rows, lambda sample: _constant(sample, sample.weight).astype(np.float32)), 0
+    if any(sample.conversation_tokens is not None for sample in samples):
+        fields["conversation_tokens"] = _spread(rows, _conversation_tokens), 0
     if any(sample.inserted is not None for sample in samples):
         fields["ce_masks"] = _spread(rows, _inserted), 0
     if any(sample.teacher is not None for sample in samples):
@@ -115,6 +117,12 @@ def _spread(
 def _constant(sample: TrainingSample, value: float) -> np.ndarray:
     """(R,) float64: the value at every token of the response."""
     return np.full(len(sample.response), value)
+
+
+def _conversation_tokens(sample: TrainingSample) -> np.ndarray:
+    """(R,) float32: the trained tokens of the response's conversation."""
+    own = sample.conversation_tokens
+    return np.full(len(sample.response), sample.num_trained if own is None else own, dtype=np.float32)
 
 
 def _inserted(sample: TrainingSample) -> np.ndarray:

@@ -9,7 +9,7 @@ Shapes: B rows, T tokens, P prompts, G samples of one prompt.
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
@@ -156,11 +156,23 @@ def _share_mini_batch(
         MiniBatch(
             micro_batches=share + [_dummy(pad_token_id)] * (num_micro_batches - len(share)),
             num_global_tokens=num_global_tokens,
-            num_global_sequences=sum(bool(sample.mask.any()) for sample in samples),
+            num_global_sequences=num_conversations(samples),
             num_global_ce_tokens=sum(int(sample.inserted.sum()) for sample in samples if sample.inserted is not None),
         )
         for share in micro_batches
     ]
+
+
+def num_conversations(samples: Sequence[TrainingSample]) -> int:
+    """How many conversations have a trained token."""
+    return sum(any(sample.mask.any() for sample in conversation) for conversation in conversations_of(samples))
+
+
+def conversations_of(samples: Sequence[TrainingSample]) -> list[Sequence[TrainingSample]]:
+    """The samples, divided into conversations. The samples of a conversation follow each other."""
+    assert not (samples and samples[-1].goes_on), "the last conversation lacks its end"
+    ends = [end for end, sample in enumerate(samples, 1) if not sample.goes_on]
+    return [samples[start:end] for start, end in pairwise([0, *ends])]
 
 
 def prepare_collated_data_for_workers(
@@ -177,13 +189,14 @@ def prepare_collated_data_for_workers(
     """Divide the samples of one training step among the ranks; every sample is trained on once.
 
     Args:
-        samples: split in the given order into mini-batches whose sizes differ by one at most.
+        samples: split in the given order into mini-batches whose numbers of conversations differ by one at most. All samples of
+            a conversation are in one mini-batch, so that each optimizer step divides by whole conversations.
         dp_world_size: number of ranks.
         pack_length: one micro-batch holds at most `rows * pack_length` token positions, padding included. A single sample
             longer than that gets a micro-batch of its own.
         rows: `--per_device_train_batch_size`.
         layout: `"padded"`: rows of similar length, padded on the right; `"packed"`: one row without padding, for flash attention.
-        num_mini_batches: optimizer steps in this training step; fewer when there are fewer samples.
+        num_mini_batches: optimizer steps in this training step; fewer when there are fewer conversations.
         pairs_per_token: as in `share_prompts`; None shares no prompt.
 
     Returns:
@@ -191,11 +204,12 @@ def prepare_collated_data_for_workers(
         same number of micro-batches on all ranks (filled up with rows without a trained token). Without samples
         `num_global_tokens` is 0.
     """
-    num_mini_batches = max(1, min(num_mini_batches, len(samples)))
-    edges = [len(samples) * i // num_mini_batches for i in range(num_mini_batches + 1)]
+    conversations = conversations_of(samples)
+    num_mini_batches = max(1, min(num_mini_batches, len(conversations)))
+    edges = [len(conversations) * i // num_mini_batches for i in range(num_mini_batches + 1)]
     mini_batches = [
         _share_mini_batch(
-            samples[start:end],
+            list(chain.from_iterable(conversations[start:end])),
             num_ranks=dp_world_size,
             budget=rows * pack_length,
             ops=_LAYOUTS[layout],

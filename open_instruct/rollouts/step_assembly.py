@@ -6,7 +6,7 @@ add(group) … add(group) ─► next_partial_batch()         with --streaming, 
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_metrics
 from open_instruct.rollouts.evaluation_metrics import is_right
-from open_instruct.rollouts.packing import prepare_collated_data_for_workers
+from open_instruct.rollouts.packing import conversations_of, num_conversations, prepare_collated_data_for_workers
 from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD
 from open_instruct.rollouts.staleness import Assignment, sample_age
 from open_instruct.rollouts.training_samples import fresh_masks, training_samples
@@ -66,7 +66,7 @@ class StepAssembly:
         self.num_tokens = 0
         """Trained tokens so far."""
         self.num_sequences = 0
-        """Responses with a trained token so far."""
+        """Conversations with a trained token so far. A response that is a single sample is one."""
         self._args = args
         self._options = options
         name = args.advantage_normalization_type
@@ -169,8 +169,8 @@ class StepAssembly:
         self._kept.append(kept)
         self._unsent.append(kept)
         self._num_unsent_tokens += sum(len(sample) for sample in kept.samples)
-        self.num_tokens += sum(int(sample.mask.sum()) for sample in kept.samples)
-        self.num_sequences += len(kept.samples)
+        self.num_tokens += sum(sample.num_trained for sample in kept.samples)
+        self.num_sequences += num_conversations(kept.samples)
         return CONSUMED
 
     def _samples(self, group: ScoredGroup, assignment: Assignment) -> list[TrainingSample]:
@@ -234,15 +234,13 @@ class StepAssembly:
 
     def _complete_advantages(self, over_step: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
         """Replace the advantages that were computed within each group by advantages over the whole step."""
-        samples = [sample for kept in self._kept for sample in kept.samples]
-        if not samples:
+        conversations = [one for kept in self._kept for one in conversations_of(kept.samples)]
+        if not conversations:
             return
-        advantages = np.array([sample.advantage for sample in samples], dtype=np.float64)
-        completed = iter(over_step(advantages, np.array([sample.mask.sum() for sample in samples])).tolist())
-        self._kept = [
-            replace(kept, samples=[replace(sample, advantage=next(completed)) for sample in kept.samples])
-            for kept in self._kept
-        ]
+        advantages = np.array([one[0].advantage for one in conversations], dtype=np.float64)
+        num_tokens = np.array([sum(sample.num_trained for sample in one) for one in conversations])
+        completed = iter(over_step(advantages, num_tokens).tolist())
+        self._kept = [replace(kept, samples=_with_advantages(kept.samples, completed)) for kept in self._kept]
         self._unsent = list(self._kept)  # without --streaming nothing was sent before
 
     def _solved_metrics(self) -> dict[str, int]:
@@ -306,6 +304,12 @@ def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
         return float(is_right(answers).mean())
     highest = args.reward_shaping.highest(args.verification_reward * rollout.reward_weight)
     return float(answers.rewards(args.verification_reward).mean()) / (highest or 1.0)
+
+
+def _with_advantages(samples: Sequence[TrainingSample], advantages: Iterator[float]) -> list[TrainingSample]:
+    """The samples with the next of the advantages, of which there is one for each conversation."""
+    completed = [(conversation, next(advantages)) for conversation in conversations_of(samples)]
+    return [replace(sample, advantage=advantage) for conversation, advantage in completed for sample in conversation]
 
 
 def _no_advantages(rewards_G: np.ndarray, *, lengths_G: np.ndarray) -> np.ndarray:

@@ -1,6 +1,8 @@
 """Turns scored groups into training samples: advantages, and masks of the trained tokens. Pure: arrays in, arrays out."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +19,7 @@ def training_samples(
     learns_inserted: bool = False,
     masks: Sequence[Sequence[np.ndarray]] | None = None,
 ) -> list[TrainingSample]:
-    """One sample per response, with the advantage of its reward within its group, in the order of `groups`.
+    """The samples of each response, with the advantage of its reward within its group, in the order of `groups`.
 
     `advantages(rewards_G, lengths_G=…)` gives (G,) advantages for the (G,) rewards of a group.
 
@@ -33,19 +35,55 @@ def training_samples(
         TrainingSample(
             query=sample.prompt_ids,
             response=sample.response_ids,
-            mask=trained,
+            mask=place.mask,
             logprobs=sample.logprobs,
-            advantage=float(advantage),
+            advantage=float(advantages_G[place.position]),
             weight=sample.weight,
             inserted=~sample.loss_mask if learns_inserted and sample.loss_mask is not None else None,
             teacher=sample.teacher,
+            conversation_tokens=place.conversation_tokens,
+            goes_on=place.goes_on,
         )
         for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
-        for sample, advantage, mask, stops in zip(group.samples, advantages_G, group_masks, group.stopped, strict=True)
-        if (trained := mask if sample.loss_mask is None else mask & sample.loss_mask).any()
+        for place in _trained(group, group_masks, mask_truncated_completions=mask_truncated_completions)
+        for sample in (group.samples[place.position],)
+    ]
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A sample of a group that is trained on."""
+
+    position: int
+    mask: np.ndarray  # (R,) bool
+    conversation_tokens: int | None
+    goes_on: bool
+    """Both as in `TrainingSample`."""
+
+
+def _trained(
+    group: ScoredGroup, masks: Sequence[np.ndarray], *, mask_truncated_completions: bool
+) -> Iterator[_Trained]:
+    """The samples that are trained on. Example: of a conversation of three samples the first has 10 trained tokens, the second
+    none, and the third 5. Then the first and the third are trained on, the first goes on, and both have 15
+    `conversation_tokens`."""
+    trained = {
+        position: mask
+        for position, (sample, given, stops) in enumerate(zip(group.samples, masks, group.stopped, strict=True))
+        if (mask := given if sample.loss_mask is None else given & sample.loss_mask).any()
         and sample.weight > 0
         and (stops or not mask_truncated_completions)
-    ]
+    }
+    ends = group.ends
+    num_tokens, last = Counter[int](), {}
+    for position, mask in trained.items():
+        num_tokens[ends[position]] += int(mask.sum())
+        last[ends[position]] = position
+    num_samples = Counter(ends[position] for position in trained)
+    for position, mask in trained.items():
+        end = ends[position]
+        conversation_tokens = num_tokens[end] if num_samples[end] > 1 else None
+        yield _Trained(position, mask, conversation_tokens, goes_on=position != last[end])
 
 
 def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:

@@ -50,6 +50,28 @@ def added(one: ScoredGroup, **options: Any) -> tuple[str, StepAssembly]:
     return assembly.add(one, Assignment(IssuedPrompt("train-0", 0, 0), 0, is_straggler=False)), assembly
 
 
+def test_advantage_over_the_step_sees_a_conversation_once() -> None:
+    seen = []
+
+    def over_step(advantages: np.ndarray, num_tokens: np.ndarray) -> np.ndarray:
+        seen.append((advantages.tolist(), num_tokens.tolist()))
+        return advantages - advantages.mean()
+
+    _, assembly = added(
+        group(conversation(3), conversation(1), conversation(2), conversation(1), scores=[1, 0, 0, 0]),
+        advantage_normalization_type="reinforce_plus_plus",
+    )
+    assembly._over_step = over_step
+    batch = assembly.next_partial_batch(last=True)
+    assert seen == [([10.0, 0.0, 0.0, 0.0], [12, 4, 8, 4])]
+    [(_, samples)] = assembly.trained
+    assert [one.advantage for one in samples] == [7.5] * 3 + [-2.5] * 4
+    metrics = assembly.metrics(now=1.0)
+    assert (metrics["val/advantages_mean"], metrics["val/advantages_max"]) == (0.0, 7.5)
+    assert batch is not None
+    assert batch.rank_batches[0][0].num_global_sequences == assembly.num_sequences == 4
+
+
 PENALTY = {"non_stop_penalty": True, "non_stop_penalty_value": -1.0}
 LONG = {"overlong_buffer_len": 30, "overlong_penalty_factor": 15.0}
 
