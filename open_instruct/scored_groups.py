@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,16 @@ class ScorePart:
 
 
 @dataclass(frozen=True)
+class Misses:
+    """How many responses of a result a verifier did not score."""
+
+    name: str
+    num_not_scored: int
+    num_failures: int
+    """Of these, the responses for which the verifier raised an error."""
+
+
+@dataclass(frozen=True)
 class ScoredGroup:
     """The responses to one prompt with the verifier's scores."""
 
@@ -26,13 +37,15 @@ class ScoredGroup:
     dataset: str
     scores: np.ndarray  # (G,) float32 in [0, 1]
     num_failures: int = 0
-    """Responses that were not scored because the verifier raised an error."""
+    """Responses that were not scored because a verifier raised an error."""
     num_not_scored: int = 0
     """All responses that were not scored. They are not among the samples."""
     score_s: float = 0.0
     """Seconds from the arrival of the group to its last score."""
     cost: float = 0.0
     """US dollars that scoring the group cost."""
+    misses: tuple[Misses, ...] = ()
+    """For each verifier of the row."""
     reward_weight: float = 1.0
     """Weight of the group's verifier. Scores are multiplied by it to become rewards."""
     parts: "tuple[ScorePart, ...]" = ()
@@ -107,10 +120,9 @@ class ScoredGroup:
 
     @property
     def by_verifier(self) -> "tuple[ScorePart, ...]":
-        """The scores of each verifier, under its family's name: `reasoning_gym` for `reasoning_gym/chain_sum`, `math` for
-        `MATH`."""
+        """The scores of each verifier, under its family's name."""
         parts = self.parts or (ScorePart(self.dataset, self.reward_weight, self.scores),)
-        return tuple(replace(part, name=part.name.partition("/")[0].partition("?")[0].lower()) for part in parts)
+        return tuple(replace(part, name=family(part.name)) for part in parts)
 
     def rewards(self, verification_reward: float) -> np.ndarray:
         """(G,): the rewards that advantages are made from."""
@@ -127,7 +139,14 @@ class UnscoredGroup:
     cause: str
     num_not_scored: int
     num_failures: int
-    """As in `ScoredGroup`."""
+    cost: float = 0.0
+    misses: tuple[Misses, ...] = ()
+    """All as in `ScoredGroup`."""
+
+
+def family(verifier: str) -> str:
+    """The name under which metrics know a verifier: `reasoning_gym` for `reasoning_gym/chain_sum`, `math` for `MATH`."""
+    return verifier.partition("/")[0].partition("?")[0].lower()
 
 
 def ends_of(samples: Sequence[Sample]) -> np.ndarray:
@@ -157,14 +176,14 @@ def last_samples(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
 def split(rollout: ScoredGroup) -> list[ScoredGroup]:
     """The rollout divided into groups whose samples are compared with each other (`Sample.group`).
 
-    Numbers that count once for the whole rollout (failures, cost) stay with the first group that a verifier scores.
+    Numbers that count once for the whole rollout (failures, misses, cost) stay with the first group that a verifier scores.
     """
     members: defaultdict[int, list[int]] = defaultdict(list)
     for position, sample in enumerate(rollout.samples):
         members[sample.group].append(position)
     groups = [take(rollout, positions) for positions in members.values()]
     judged = next((number for number, group in enumerate(groups) if any(one.is_judged for one in group.samples)), 0)
-    nothing = {"num_failures": 0, "num_not_scored": 0, "cost": 0.0}
+    nothing: dict[str, Any] = {"num_failures": 0, "num_not_scored": 0, "cost": 0.0, "misses": ()}
     return [group if number == judged else replace(group, **nothing) for number, group in enumerate(groups)]
 
 

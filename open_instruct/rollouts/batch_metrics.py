@@ -10,7 +10,7 @@ import numpy as np
 from open_instruct.data_types import GenerationResult, MiniBatch, Sample, TrainingSample
 from open_instruct.report.histogram import histogram
 from open_instruct.rollouts.staleness import sample_age
-from open_instruct.scored_groups import ScoredGroup, last_samples, stopped_of
+from open_instruct.scored_groups import ScoredGroup, UnscoredGroup, family, last_samples, stopped_of
 
 SOLVED = 1.0 - 1e-6
 """A score of at least this counts as 1."""
@@ -56,15 +56,20 @@ def _verifier_metrics(name: str, rewards: np.ndarray, scores: np.ndarray) -> dic
     }
 
 
-def scoring_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """How many responses could not be scored, and the cost of scoring in US dollars (absent if it cost nothing)."""
+def scoring_metrics(groups: Sequence[ScoredGroup | UnscoredGroup]) -> dict[str, float]:
+    """How many responses could not be scored, all together and by verifier, and the cost of scoring in US dollars (absent if it
+    cost nothing). All are sums, so the metrics of two sets of groups add up to the metrics of all of them."""
     metrics = {
         "objective/verifier_failures": float(sum(group.num_failures for group in groups)),
         "objective/not_scored": float(sum(group.num_not_scored for group in groups)),
     }
     if (cost := sum(group.cost for group in groups)) > 0:
         metrics["objective/verifier_cost"] = cost
-    return metrics
+    by_verifier: defaultdict[str, float] = defaultdict(float)
+    for misses in (misses for group in groups for misses in group.misses):
+        by_verifier[f"objective/{family(misses.name)}_not_scored"] += misses.num_not_scored
+        by_verifier[f"objective/{family(misses.name)}_failures"] += misses.num_failures
+    return metrics | by_verifier
 
 
 def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:

@@ -84,6 +84,8 @@ class BatchProducer:
             versions = {"oldest_version": result.oldest_version, "newest_version": result.newest_version}
             if self._flow.arrive(result.prompt_id, **versions):
                 self.groups[result.prompt_id] = group
+            else:
+                self._preparation.leave_out(group)
 
     def _assemble(self) -> None:
         """Fill steps with the groups that have arrived, and send the partial batches that are ready."""
@@ -132,7 +134,7 @@ class BatchProducer:
             return  # looking at all groups for every result would cost more than the ledger does
         self._seen_by_cleanup = self._flow.num_stale_discarded
         for prompt_id in [prompt_id for prompt_id in self.groups if not self._flow.ledger[prompt_id].arrived]:
-            del self.groups[prompt_id]
+            self._preparation.leave_out(self.groups.pop(prompt_id))
 
     def _send(self, assembly: StepAssembly, *, complete: bool) -> None:
         partial = assembly.next_partial_batch(last=complete)
@@ -158,8 +160,11 @@ class BatchProducer:
     def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:
         num_stale = self._flow.num_stale_discarded - self._reported_stale
         self._reported_stale += num_stale
+        metrics = assembly.metrics(time.time())
+        for name, number in self._preparation.take_left_out().items():
+            metrics[name] = metrics.get(name, 0.0) + number
         return {
-            **assembly.metrics(time.time()),
+            **metrics,
             **self._over_issue.metrics(),
             **self._workflow.metrics(assembly.rollouts, assembly.groups),
             "stale_results_dropped": num_stale,

@@ -7,6 +7,7 @@ inference_results_Q ─► take ─► verifiers ─► training groups ─► t
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,6 +17,7 @@ from ray.util.queue import Empty, Queue
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult
+from open_instruct.rollouts.batch_metrics import scoring_metrics
 from open_instruct.rollouts.failure_log import GenerationFailures, NothingAnswered
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup
@@ -68,6 +70,8 @@ class DataPreparation:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
         self.failures = GenerationFailures(max(DROPS_IN_A_ROW, 2 * args.num_unique_prompts_rollout))
         self._unscored = UnscoredShare(args.max_unscored_share)
+        self.left_out: Counter[str] = Counter()
+        """`scoring_metrics` of the training groups that were scored and that no step will take, since the last row of metrics."""
         self.num_samples = 0
         self.num_response_tokens = 0
 
@@ -185,6 +189,16 @@ class DataPreparation:
         """For a message: how many groups the teacher has."""
         return "" if self._teacher is None else f" ({self._teacher.num_asked} of them by the teacher)"
 
+    def leave_out(self, group: ScoredGroup | UnscoredGroup) -> None:
+        """No step will take this training group. What scoring it cost, and what was not scored, counts in the next row."""
+        self.left_out.update(scoring_metrics([group]))
+
+    def take_left_out(self) -> dict[str, float]:
+        """`scoring_metrics` of the training groups that were left out since the last call."""
+        with self._threads.lock:
+            counts, self.left_out = dict(self.left_out), Counter()
+            return counts
+
     def _take_into_evaluation(self, group: ScoredGroup) -> None:
         with self._threads.lock:
             if (evaluation := self._evaluations.measured_by(group.result)) is not None:
@@ -198,6 +212,7 @@ class DataPreparation:
         with self._threads.lock:
             if not result.is_eval:
                 self.being_scored.pop(result.prompt_id, None)
+                self.leave_out(group)
                 self._give_up(failed)
             elif (evaluation := self._evaluations.measured_by(result)) is not None:
                 evaluation.leave_out(result.index, group)

@@ -16,7 +16,7 @@ from open_instruct.data_types import GenerationResult, Sample
 from open_instruct.rollouts.failure_log import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
-from open_instruct.scored_groups import ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
+from open_instruct.scored_groups import Misses, ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import verifier_weight
@@ -103,19 +103,19 @@ class ResultScoring:
             result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]
         )
         known = _comparable(result, rewards)
-        num_failures = sum((one.failure or "").startswith("error") for one in scored)
+        num_failures = sum(any(map(_is_error, of_response)) for of_response in zip(*scored_by, strict=True))
+        cost, misses = sum(one.cost for one in scored), _misses(names, scored_by)
+        unknown = {position for position, reward in enumerate(rewards) if reward is None}
+        num_not_scored = _num_responses(result, unknown)
         if not known or (result.is_eval and len(known) < len(rewards)):
             causes = sorted({one.failure or "" for one in scored if one.score is None})
-            unknown = {position for position, reward in enumerate(rewards) if reward is None}
-            return UnscoredGroup(f"{NOT_SCORED}: {', '.join(causes)}", _num_responses(result, unknown), num_failures)
+            return UnscoredGroup(f"{NOT_SCORED}: {', '.join(causes)}", num_not_scored, num_failures, cost, misses)
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
         group = self.group(result, known_rewards, num_failures)
         group = replace(group, parts=_parts(names, weights, _of_conversations(result.samples, scored_by)))
         if len(known) < len(rewards):
             group = take(group, known)
-        num_not_scored = _num_responses(result, set(range(len(rewards))).difference(known))
-        cost = sum(one.cost for one in scored)
-        return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost)
+        return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost, misses=misses)
 
     def group(self, result: GenerationResult, rewards: np.ndarray, num_failures: int = 0) -> ScoredGroup:
         """A group of the result with `rewards`, float32 of shape (samples,)."""
@@ -179,6 +179,18 @@ def _parts(names: list[str], weights: list[float], scores: Sequence[np.ndarray])
     if len(names) == 1 or not scores:
         return ()
     return tuple(ScorePart(*part) for part in zip(names, weights, scores, strict=True))
+
+
+def _is_error(scored: Scored) -> bool:
+    return (scored.failure or "").startswith("error")
+
+
+def _misses(names: Sequence[str], scored_by: Sequence[Sequence[Scored]]) -> tuple[Misses, ...]:
+    """For each verifier, how many of the judged samples it did not score."""
+    return tuple(
+        Misses(name, sum(one.score is None for one in scored), sum(map(_is_error, scored)))
+        for name, scored in zip(names, scored_by, strict=True)
+    )
 
 
 def _of_conversations(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> list[np.ndarray]:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics
-from open_instruct.scored_groups import ScorePart
+from open_instruct.scored_groups import Misses, ScorePart
 
 FORMAT_VERSION = 2
 FILE = "rollout_state.npz"
 ARRAYS = "prompts", "tokens", "logprobs", "masks", "scores"
 PART_SCORES = "part_scores"
-"""States of earlier versions lack this array, and their groups lack `score_s`, `cost` and `parts`."""
+"""States of earlier versions lack this array, and their groups lack `score_s`, `cost`, `parts` and `misses`."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,11 @@ class FinishedGroup:
     scores: np.ndarray | None = None  # (G,) float32
     """None if the group was still being verified."""
     num_failures: int = 0
-    """Number of responses whose verifier failed."""
     num_not_scored: int = 0
-    """Number of responses that are not among the samples, because no verifier scored them."""
     score_s: float = 0.0
     cost: float = 0.0
     parts: tuple[ScorePart, ...] = ()
+    misses: tuple[Misses, ...] = ()
 
 
 def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGroup]) -> None:
@@ -116,6 +115,7 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "score_s": group.score_s,
         "cost": group.cost,
         "parts": [{"name": part.name, "weight": part.weight} for part in group.parts],
+        "misses": [asdict(one) for one in group.misses],
         "index": result.index,
         "prompt_id": result.prompt_id,
         "issue_version": result.issue_version,
@@ -157,6 +157,7 @@ def _group(header: dict[str, Any], arrays: Mapping[str, _Reader]) -> FinishedGro
         header.get("score_s", 0.0),
         header.get("cost", 0.0),
         tuple(ScorePart(**part, scores=arrays[PART_SCORES].take(num_samples)) for part in header.get("parts", ())),
+        tuple(Misses(**one) for one in header.get("misses", ())),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult, Moment
+from open_instruct.rollouts.batch_metrics import scoring_metrics
 from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import WorkThreads
@@ -145,13 +146,9 @@ class Evaluation:
         return len(self._left_out)
 
     @property
-    def unscored(self) -> dict[str, float]:
-        """Metrics of the unscored responses of all rows, including rows that were left out."""
-        known, left_out = self.groups, self._left_out.values()
-        return {
-            "eval/objective/not_scored": float(sum(one.num_not_scored for one in (*known, *left_out))),
-            "eval/objective/verifier_failures": float(sum(one.num_failures for one in (*known, *left_out))),
-        }
+    def scoring(self) -> dict[str, float]:
+        """How many responses were not scored, and what scoring cost, over all rows, including rows that were left out."""
+        return under_eval(scoring_metrics([*self.groups, *self._left_out.values()]))
 
     @property
     def num_given_up(self) -> int:
@@ -245,7 +242,7 @@ class Evaluations:
         if evaluation.num_given_up:
             logger.warning("%s", evaluation.why_given_up())
         metrics = self._metrics(evaluation.groups) if evaluation.groups else {}
-        metrics |= evaluation.unscored
+        metrics |= evaluation.scoring
         metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
         metrics["eval/num_not_scored"] = evaluation.num_left_out
         metrics["time/eval"] = evaluation.seconds  # not up to now: the driver asks once the next step is trained

@@ -269,7 +269,7 @@ class StepAssembly:
         metrics = {
             **of_kept,
             **{f"all_groups/{name}": value for name, value in of_all.items() if not name.endswith("_hist")},
-            **batch_metrics.scoring_metrics(answers),
+            **batch_metrics.scoring_metrics(self.rollouts),
             **batch_metrics.step_metrics(
                 self.groups,
                 groups,

@@ -269,6 +269,51 @@ def test_response_that_was_not_scored_is_left_out_of_baseline_and_loss(
     assert play.controller.get_statistics()["unscored_groups"] == 0
 
 
+ERROR, TIMEOUT = Scored(None, "error: ValueError: no", cost=0.5), Scored(None, "timeout", cost=0.5)
+
+
+def test_failures_of_verifiers_count_also_where_the_group_is_left_out(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first group 3 responses make the verifier fail, so it is sampled again; of the second 1 does."""
+    play = make_play(num_unique_prompts_rollout=2, total_episodes=16).start()
+    requests = play.receive(2)
+    with monkeypatch.context() as patch:
+        say(play, patch, Scored(1.0, cost=0.5), TIMEOUT, ERROR, ERROR)
+        play.deliver(play.answer(requests[0]))
+        [again] = play.receive(1)
+    with monkeypatch.context() as patch:
+        say(play, patch, ERROR, Scored(1.0), Scored(0.0), Scored(1.0))
+        play.deliver(play.answer(requests[1]))
+        play.wait_for(lambda: play.controller._flow.ledger[requests[1].prompt_id].arrived)
+    play.deliver(play.answer(again))
+    first = play.batch(1).metrics
+    assert (first["objective/not_scored"], first["objective/verifier_failures"]) == (4, 3)
+    assert (first["objective/reasoning_gym_not_scored"], first["objective/reasoning_gym_failures"]) == (4, 3)
+    assert first["objective/verifier_cost"] == 4 * 0.5 + 0.5
+    play.finish_step(1)
+    play.deliver(*(play.answer(request) for request in play.receive(2)))
+    second = play.batch(2).metrics
+    assert (second["objective/not_scored"], second["objective/verifier_failures"]) == (0, 0)
+    assert "objective/verifier_cost" not in second
+
+
+def test_failures_of_verifiers_count_in_groups_that_are_too_old(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = make_play(async_steps=1).start(version=2)
+    requests = play.receive_admitted()
+    with monkeypatch.context() as patch:
+        say(play, patch, ERROR, Scored(1.0), Scored(0.0), Scored(1.0))
+        play.deliver(*(play.answer(request, version=0) for request in requests))
+        again = play.receive(NUM_PROMPTS)
+    play.deliver(*(play.answer(request) for request in again))
+    metrics = play.batch(3).metrics
+    assert metrics["stale_results_dropped"] == NUM_PROMPTS
+    assert metrics["objective/not_scored"] == metrics["objective/verifier_failures"] == NUM_PROMPTS
+    assert metrics["objective/verifier_cost"] == 0.5 * NUM_PROMPTS
+
+
 def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
     play = make_play()
     play.controller.start_evaluation(0)
@@ -276,13 +321,15 @@ def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypa
     requests = play.receive(3 + NUM_PROMPTS)[:3]
     play.deliver(*(play.answer(request, [1]) for request in requests[:2]))
     hanging: Future[list[Scored]] = Future()
-    hanging.set_result([Scored(None, "error: no")])
+    hanging.set_result([ERROR])
     play.wait_for(lambda: play.controller._evaluations.current.num_done == 2)  # type: ignore[union-attr]
     monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: hanging)
     play.deliver(play.answer(requests[2], [0]))
     metrics = play.controller.get_evaluation(TIMEOUT_S)
     assert (metrics["eval/pass_at_1"], metrics["eval/num_not_scored"]) == (1.0, 1)
     assert metrics["eval/objective/not_scored"] == metrics["eval/objective/verifier_failures"] == 1
+    assert metrics["eval/objective/reasoning_gym_failures"] == 1
+    assert metrics["eval/objective/verifier_cost"] == 0.5
 
 
 def test_verification_that_cannot_be_done_ends_the_run(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:

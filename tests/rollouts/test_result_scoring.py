@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from open_instruct.data_types import GenerationResult, TokenStatistics
 from open_instruct.rollouts.result_scoring import ResultScoring
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import Misses, ScoredGroup, UnscoredGroup
+from open_instruct.verifiers.row_verifiers import SEPARATOR
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.single_turn import SingleTurn
 
@@ -154,3 +155,34 @@ def test_rubrics_are_learned_from_what_verifiers_read(
     nobody: list[Any] = [SimpleNamespace(result=result, samples=samples[2:])]
     scoring.learn_rubrics(2, nobody)
     assert len(rubrics.groups) == 1
+
+
+def scored_group(
+    result: GenerationResult, monkeypatch: pytest.MonkeyPatch, dataset: str, *scored_by: list[Scored]
+) -> ScoredGroup | UnscoredGroup:
+    scoring = ResultScoring(SimpleNamespace(), SingleTurn(None), TOKENIZER, SimpleNamespace())  # type: ignore[arg-type]
+    monkeypatch.setattr(scoring, "_dataset_of", lambda _: dataset)
+    return scoring.scored_group(result, scored_by, 0.0)
+
+
+def test_each_verifier_says_what_it_did_not_score(result: GenerationResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five responses the first verifier scores all but two, the second all but one of these and another one."""
+    result = replace(result, samples=[result.samples[0]] * 5)
+    timeout, error = Scored(None, "timeout"), Scored(None, "error: no")
+    math = [timeout, Scored(1.0, cost=0.5), error, Scored(0.0), Scored(1.0)]
+    length = [error, error, Scored(1.0), Scored(1.0, cost=0.25), Scored(0.0)]
+    group = scored_group(result, monkeypatch, f"math{SEPARATOR}max_length", math, length)
+    assert isinstance(group, ScoredGroup)
+    assert group.misses == (Misses("math", 2, 1), Misses("max_length", 2, 2))
+    assert (group.num_not_scored, group.num_failures, group.cost, len(group.samples)) == (3, 3, 0.75, 2)
+
+
+def test_response_without_a_peer_that_is_left_out_was_scored(
+    result: GenerationResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups of two; the second response of the first group is not scored, so the first has no peer."""
+    samples = [replace(result.samples[0], group=group) for group in (0, 0, 1, 1)]
+    scores = [Scored(1.0), Scored(None, "timeout"), Scored(0.0), Scored(1.0)]
+    group = scored_group(replace(result, samples=samples), monkeypatch, "math", scores)
+    assert isinstance(group, ScoredGroup)
+    assert (len(group.samples), group.num_not_scored, group.misses) == (2, 1, (Misses("math", 1, 0),))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from open_instruct.data_types import TokenStatistics
 from open_instruct.rollouts import rollout_state
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
-from open_instruct.scored_groups import ScorePart
+from open_instruct.scored_groups import Misses, ScorePart
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=3)
 
@@ -51,7 +51,9 @@ def make_group(number: int, lengths: list[int], *, scored: bool) -> FinishedGrou
         return FinishedGroup(result)
     scores, of_math, of_length = rng.random((3, len(lengths))).astype(np.float32)
     parts = (ScorePart("math", 10.0, of_math), ScorePart("max_length", 0.5, of_length)) if number % 2 else ()
-    return FinishedGroup(result, scores, num_failures=number % 2, num_not_scored=1, score_s=0.1, cost=0.3, parts=parts)
+    misses = (Misses("math", 1, number % 2), Misses("max_length", 0, 0)) if number % 2 else ()
+    counts = {"num_failures": number % 2, "num_not_scored": 1, "misses": misses}
+    return FinishedGroup(result, scores, score_s=0.1, cost=0.3, parts=parts, **counts)
 
 
 def assert_same(one: FinishedGroup, other: FinishedGroup) -> None:
@@ -68,7 +70,7 @@ def assert_same(one: FinishedGroup, other: FinishedGroup) -> None:
     assert (one.scores is None) == (other.scores is None)
     if one.scores is not None and other.scores is not None:
         np.testing.assert_array_equal(one.scores, other.scores)
-    for name in ("num_failures", "num_not_scored", "score_s", "cost"):
+    for name in ("num_failures", "num_not_scored", "score_s", "cost", "misses"):
         assert getattr(one, name) == getattr(other, name), name
     for part, same in zip(one.parts, other.parts, strict=True):
         assert (part.name, part.weight) == (same.name, same.weight)
@@ -88,14 +90,14 @@ def test_groups_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory,
 
 def test_a_state_of_before_groups_had_parts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = rollout_state._header
-    new = {"score_s", "cost", "parts"}
+    new = {"score_s", "cost", "parts", "misses"}
     old_header = lambda group: {name: value for name, value in header(group).items() if name not in new}  # noqa: E731
     monkeypatch.setattr(rollout_state, "_header", old_header)
     write_state(tmp_path / "new.npz", {"step": 1}, [make_group(0, [3], scored=True), make_group(1, [2], scored=True)])
     with np.load(tmp_path / "new.npz") as arrays:
         np.savez(tmp_path / "old.npz", **{name: arrays[name] for name in arrays if name != "part_scores"})
     _, [_, read] = read_state(tmp_path / "old.npz")
-    assert (read.score_s, read.cost, read.parts, read.num_failures) == (0.0, 0.0, (), 1)
+    assert (read.score_s, read.cost, read.parts, read.misses, read.num_failures) == (0.0, 0.0, (), (), 1)
     np.testing.assert_array_equal(read.scores, make_group(1, [2], scored=True).scores)
 
 
