@@ -60,7 +60,12 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("training_step", "training steps, from 1; a row 0 holds the evaluation before training"),
         Metric("episode", "responses that were to be trained on so far: steps × prompts × responses"),
         Metric("global_step", "the same as `episode`"),
-        Metric("epoch", "`episode` / responses per prompt / rows of the training data"),
+        Metric(
+            "epoch",
+            "passes over the training data so far: prompts that the steps so far trained on or dropped, and rows that were "
+            "skipped (`--no_resampling_pass_rate`), divided by the rows of the data",
+            "there `episode` / responses per prompt / rows",
+        ),
         Metric("lr", "learning rate of the step"),
         Metric(
             "val/num_step_tokens",

@@ -168,8 +168,14 @@ class BatchProducer:
             **self._over_issue.metrics(),
             **self._workflow.metrics(assembly.rollouts, assembly.groups),
             "stale_results_dropped": num_stale,
+            "epoch": self._passes_over_data(assembly.training_step),
             **self._preparation.scoring.learn_rubrics(assembly.training_step, (group for group, _ in assembly.trained)),
         }
+
+    def _passes_over_data(self, training_step: int) -> float:
+        """Places of the prompt order that the steps up to this one have used, divided by the rows of the data."""
+        with self._threads.lock:
+            return self._flow.ledger.num_places_used(training_step) / len(self._requests.train)
 
     def _put(self, batch: RolloutBatch, num_bytes: int) -> None:
         """Put a batch with `num_bytes` of data into the message queue; waits for room.

@@ -42,6 +42,8 @@ class PromptLedger:
         self.num_reissued = 0
         self.num_duplicates = 0
         self.fates: Counter[str] = Counter()
+        self._newest_settled = -1
+        """The highest issue number with a final fate."""
         self._open: dict[str, IssuedPrompt] = {}
         self._staged: dict[int, dict[str, str]] = {}
 
@@ -89,8 +91,20 @@ class PromptLedger:
             key=lambda one: one[0].issue_number,
         )
         self.fates.update(fate for _, fate in settled)
+        self._newest_settled = max([self._newest_settled, *(prompt.issue_number for prompt, _ in settled)])
         self.check()
         return settled
+
+    def num_places_used(self, training_step: int) -> int:
+        """How many places of the prompt order the steps up to this one have used: those of prompts with a fate, and those of rows
+        that were skipped before the newest of these prompts.
+
+        Example: prompts 0, 1, 3 and 5 have a fate, 4 is still with the engines, and the row of 2 was skipped: 5 places of 6.
+        """
+        staged = {prompt_id for step, fates in self._staged.items() if step <= training_step for prompt_id in fates}
+        newest = max([self._newest_settled, *(self._open[prompt_id].issue_number for prompt_id in staged)])
+        undecided = (prompt for prompt_id, prompt in self._open.items() if prompt_id not in staged)
+        return newest + 1 - sum(prompt.issue_number < newest for prompt in undecided)
 
     def close(self, reason: str = RUN_ENDED) -> list[tuple[IssuedPrompt, str]]:
         """The run ends: drop every prompt that is still open. Returns these prompts and fates in the order of issue.
@@ -134,6 +148,7 @@ class PromptLedger:
             "num_reissued": self.num_reissued,
             "num_duplicates": self.num_duplicates,
             "fates": dict(self.fates),
+            "newest_settled": self._newest_settled,
             "open": [asdict(prompt) for prompt in self.open_prompts()],
         }
 
@@ -143,6 +158,7 @@ class PromptLedger:
         self.num_reissued = state["num_reissued"]
         self.num_duplicates = state["num_duplicates"]
         self.fates = Counter(state["fates"])
+        self._newest_settled = state.get("newest_settled", sum(self.fates.values()) - 1)  # states of earlier versions
         self._staged = {}
         self._open = {prompt["prompt_id"]: _restored(prompt) for prompt in state["open"]}
         self.check()

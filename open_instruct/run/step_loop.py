@@ -136,6 +136,7 @@ def train(run: Run, clock: WallClock) -> None:
     """Run all training steps that are left."""
     args, hooks = run.args, LoopHooks(run)
     clock.start()
+    forget_times_of_the_start(run)
     if run.evaluates and args.eval_on_step_0 and run.progress.training_step == 0:
         start_evaluation(run)
     for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
@@ -146,6 +147,14 @@ def train(run: Run, clock: WallClock) -> None:
         check_finite(run, step)
         save_if_due(run)
     maybe_evaluate(run)
+
+
+def forget_times_of_the_start(run: Run) -> None:
+    """The clock starts: what was timed before, such as the first send of the weights, is no part of the first step. Without this
+    the parts of the first row would add up to more than its `time/total`."""
+    run.timer.take()
+    run.synchronizer.take_metrics()
+    run.components.sharing.take_metrics()
 
 
 def check_finite(run: Run, step: TrainedStep) -> None:
@@ -243,7 +252,6 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         "training_step": progress.training_step,
         "episode": progress.episode,
         "global_step": progress.episode,  # open-instruct's name for the same
-        "epoch": progress.episode / args.num_samples_per_prompt_rollout / run.num_train_prompts,
         "val/num_total_tokens": num_total,
         "val/num_total_response_tokens": progress.num_total_tokens,
         "learner_tokens_per_second_step": (step.num_tokens + step.num_prompt_tokens) / seconds,

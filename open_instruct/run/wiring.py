@@ -50,8 +50,6 @@ class Run:
     log: RunLog
     store: CheckpointStore
     evaluates: bool
-    num_train_prompts: int
-    """Number of rows of the training data."""
     trainer: FullyAsyncTrainer
     synchronizer: ParameterSynchronizer
     message_queue: MessageQueue
@@ -77,7 +75,6 @@ def set_up(
         log=log,
         store=checkpoint_store(args),
         evaluates=inputs.eval_dataset is not None,
-        num_train_prompts=len(inputs.train_dataset),
         trainer=roles.trainer(args, components, message_queue, timer),
         synchronizer=ParameterSynchronizer(args, components, WeightAgreement(args, components)),
         message_queue=message_queue,

@@ -311,7 +311,6 @@ def played_run(
         log=RunLog(args),
         store=checkpoint_store(args),
         evaluates=True,
-        num_train_prompts=8,
         trainer=FullyAsyncTrainer(args, components, messages, timer),
         synchronizer=ParameterSynchronizer(args, components),
         message_queue=messages,

@@ -99,7 +99,10 @@ def test_active_sampling_replaces_what_is_left_out(make_play: MakePlay) -> None:
     batch = play.batch(1)
     assert play.prompts_in(batch) == all_samples_of(first[0], first[2], second[1], last)
     assert batch.metrics["real_batch_size_ratio"] == 1
+    assert batch.metrics["epoch"] == (NUM_PROMPTS + 3) / len(play.datasets[False])
     assert len(play.finish_step(1)) == NUM_PROMPTS + 3
+    play.deliver(*map(play.answer, play.receive(NUM_PROMPTS)))
+    assert play.batch(2).metrics["epoch"] == (2 * NUM_PROMPTS + 3) / len(play.datasets[False])
 
 
 def test_prompts_that_were_solved_are_not_sampled_again(

@@ -171,6 +171,32 @@ def test_a_result_of_a_prompt_that_was_just_given_up_is_not_waited_for(ledger: P
     assert ledger.num_duplicates == 1
 
 
+def test_places_used_are_those_of_prompts_with_a_fate_and_of_skipped_rows_before_them() -> None:
+    ledger = PromptLedger()
+    for number in (0, 1, 3, 4, 5, 7):  # the rows of 2 and 6 are solved, so they are skipped
+        ledger.issue(IssuedPrompt(f"train-{number}", number, 0))
+    assert ledger.num_places_used(1) == 0
+    for number, fate, step in ((0, CONSUMED, 1), (1, ZERO_STD, 1), (3, CONSUMED, 1), (5, FAILED, 2)):
+        ledger.stage(f"train-{number}", fate, step)
+    assert (ledger.num_places_used(1), ledger.num_places_used(2)) == (4, 5)
+    ledger.commit(1)
+    again = PromptLedger()
+    again.load_state_dict(json.loads(json.dumps(ledger.state_dict())))
+    assert (again.num_places_used(1), again.num_places_used(2)) == (4, 4)
+    ledger.commit(2)
+    assert ledger.num_places_used(2) == 5
+
+
+def test_places_used_are_known_of_a_state_of_before_they_were_counted(ledger: PromptLedger) -> None:
+    ledger.stage("train-0", CONSUMED, 1)
+    ledger.stage("train-1", ZERO_STD, 1)
+    ledger.commit(1)
+    state = ledger.state_dict()
+    del state["newest_settled"]
+    ledger.load_state_dict(state)
+    assert ledger.num_places_used(1) == 2
+
+
 def test_close_drops_what_is_open(ledger: PromptLedger) -> None:
     ledger.stage("train-0", CONSUMED, 1)
     ledger.close()

@@ -17,7 +17,7 @@ from open_instruct import grpo_fast
 from open_instruct.data.run_identity import run_identity
 from open_instruct.learners.step_sums import NONFINITE_STEPS
 from open_instruct.report import run_log
-from open_instruct.run import fully_async_trainer, step_loop
+from open_instruct.run import fully_async_trainer, parameter_synchronizer, step_loop
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.run_saving import checkpoint_store, resumes_the_same_run
 from open_instruct.storage.checkpoints import STATE_FILE
@@ -320,11 +320,12 @@ def test_options_that_a_resumed_run_has_changed_are_told(tmp_path: Path, caplog:
 @pytest.fixture
 def played_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A run in which a step waits 5 s for its batch and trains 1 s, a checkpoint takes 10 s, an evaluation 100 s, and saving the
-    model 1000 s."""
+    model 1000 s; and what else a test says."""
     seconds = {"the batch": 5, "training": 1, "saving a": 10, "the evaluation of": 100, "saving the": 1000}
     now = 0.0
 
-    def make(output_dir: Path, **options: Any) -> Any:
+    def make(output_dir: Path, *, further_seconds: dict[str, float] | None = None, **options: Any) -> Any:
+        seconds.update(further_seconds or {})
         run = played_run(output_dir, **options)
         wait = run.components.wait
 
@@ -336,7 +337,9 @@ def played_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         run.components.wait = lasting
         return run
 
-    monkeypatch.setattr(step_loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    clocks = SimpleNamespace(perf_counter=lambda: now, time=lambda: now, sleep=lambda _: None)
+    monkeypatch.setattr(step_loop, "time", clocks)
+    monkeypatch.setattr(parameter_synchronizer, "time", clocks)
     return make
 
 
@@ -346,6 +349,26 @@ def summary_of(out: Path) -> dict[str, Any]:
 
 def times_of_steps(out: Path) -> list[float]:
     return [row["time/total"] for row in rows(out / "metrics.jsonl") if "time/total" in row]
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_parts_of_the_first_row_do_not_hold_what_was_before_the_clock(
+    tmp_path: Path, played_time: Callable[..., Any], is_resumed: bool
+) -> None:
+    """The first send takes 50 s longer than the others, which take 2 s, and nothing of it belongs to a step."""
+    first = 0
+    if is_resumed:
+        assert go(played_time(tmp_path, during="the batch of step 3", local_eval_every=-1)) == 85
+        first = 2
+    seconds = {"weights of version": 2, f"weights of version {first}": 50}
+    run = played_time(tmp_path, further_seconds=seconds, local_eval_every=-1)
+    handed_over = {"time/learners_onload": 30.0}
+    run.components.sharing.take_metrics = lambda: dict([handed_over.popitem()]) if handed_over else {}
+    assert go(run) == 0
+    new = [row for row in rows(tmp_path / "metrics.jsonl") if row["training_step"] > first]
+    assert [row["time/weight_sync"] for row in new] == [2] * (NUM_STEPS - first)
+    assert [row["time/total"] for row in new] == [5 + 1 + 2] * (NUM_STEPS - first)
+    assert not any("time/learners_onload" in row for row in new)
 
 
 def test_saving_a_checkpoint_is_in_the_time_of_the_next_step(tmp_path: Path, played_time: Callable[..., Any]) -> None:
