@@ -7,7 +7,7 @@ inference_results_Q ─► take ─► verifiers ─► training groups ─► t
 
 import queue
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -70,7 +70,7 @@ class DataPreparation:
             self._teacher = TeacherScoring(teachers, threads, self.scored.put, timeout_s=args.teacher_timeout_s)
         self.failures = GenerationFailures(max(DROPS_IN_A_ROW, 2 * args.num_unique_prompts_rollout))
         self._unscored = UnscoredShare(args.max_unscored_share)
-        self.left_out: Counter[str] = Counter()
+        self._left_out: defaultdict[str, float] = defaultdict(float)
         """`scoring_metrics` of the training groups that were scored and that no step will take, since the last row of metrics."""
         self.num_samples = 0
         self.num_response_tokens = 0
@@ -191,12 +191,13 @@ class DataPreparation:
 
     def leave_out(self, group: ScoredGroup | UnscoredGroup) -> None:
         """No step will take this training group. What scoring it cost, and what was not scored, counts in the next row."""
-        self.left_out.update(scoring_metrics([group]))
+        for name, number in scoring_metrics([group]).items():
+            self._left_out[name] += number
 
     def take_left_out(self) -> dict[str, float]:
         """`scoring_metrics` of the training groups that were left out since the last call."""
         with self._threads.lock:
-            counts, self.left_out = dict(self.left_out), Counter()
+            counts, self._left_out = self._left_out, defaultdict(float)
             return counts
 
     def _take_into_evaluation(self, group: ScoredGroup) -> None:

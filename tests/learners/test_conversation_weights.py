@@ -106,7 +106,7 @@ def gradients(*, is_cut: bool, num_ranks: int = 1, layout: str = "padded", **opt
         [batch] = batches
         steps = [[[mini] for mini in of_step] for of_step in zip(*batch, strict=True)]
     old = [loss.old_logprobs(mini_batches) for mini_batches in batches[0]]
-    found = []
+    found: list[torch.Tensor] = []
     for number, of_ranks in enumerate(steps):
         weights.grad = None
         whole = divisor(args.denominator, of_ranks[0])
@@ -128,7 +128,7 @@ def gradients(*, is_cut: bool, num_ranks: int = 1, layout: str = "padded", **opt
 @pytest.mark.parametrize("denominator", [*KINDS, 50.0])
 @pytest.mark.parametrize("loss_fn", LOSSES.names)
 def test_cutting_a_conversation_into_samples_changes_no_gradient(loss_fn: str, denominator: float | str) -> None:
-    options = {"loss_fn": loss_fn, "loss_denominator": denominator, "pack_length": 48}
+    options: dict[str, Any] = {"loss_fn": loss_fn, "loss_denominator": denominator, "pack_length": 48}
     num_mini_batches = 1 if loss_fn in OF_SEQUENCES else 2
     for kl_denominator, layout in (("sequence", "padded"), ("constant", "packed")):
         options |= {"kl_denominator": kl_denominator, "num_mini_batches": num_mini_batches}
@@ -140,7 +140,7 @@ def test_cutting_a_conversation_into_samples_changes_no_gradient(loss_fn: str, d
 
 @pytest.mark.parametrize("denominator", [*KINDS, 50.0])
 def test_cutting_a_conversation_changes_no_gradient_of_partial_batches(denominator: float | str) -> None:
-    options = {"loss_denominator": denominator, "pack_length": 48, "async_steps": 1}
+    options: dict[str, Any] = {"loss_denominator": denominator, "pack_length": 48, "async_steps": 1}
     whole = gradients(is_cut=False, **options)
     cut = gradients(is_cut=True, num_ranks=2, streaming=True, **options)
     torch.testing.assert_close(cut, whole, rtol=2e-6, atol=1e-9)

@@ -321,7 +321,13 @@ def test_options_that_a_resumed_run_has_changed_are_told(tmp_path: Path, caplog:
 def played_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A run in which a step waits 5 s for its batch and trains 1 s, a checkpoint takes 10 s, an evaluation 100 s, and saving the
     model 1000 s; and what else a test says."""
-    seconds = {"the batch": 5, "training": 1, "saving a": 10, "the evaluation of": 100, "saving the": 1000}
+    seconds: dict[str, float] = {
+        "the batch": 5,
+        "training": 1,
+        "saving a": 10,
+        "the evaluation of": 100,
+        "saving the": 1000,
+    }
     now = 0.0
 
     def make(output_dir: Path, *, further_seconds: dict[str, float] | None = None, **options: Any) -> Any:
