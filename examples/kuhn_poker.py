@@ -162,7 +162,7 @@ class Seat:
     num_turns: int = 0
     num_tokens: int = 0
     finish_reason: str = "stop"
-    _last_id: int | None = None
+    _ending: str = ""
 
     async def speak(self, news: str, request: PromptRequest, ctx: Context, bridge: Bridge, most: int) -> str | None:
         """The policy's turn of at most `most` tokens, after what the game has said; None if there is no room for it."""
@@ -180,16 +180,14 @@ class Seat:
         self.num_turns += 1
         self.num_tokens += len(said.token_ids)
         self.ledger.sampled(said)
-        token_ids = said.token_ids.tolist()
-        ends = bool(token_ids) and bool(ctx.codec.control_token(token_ids[-1]))
-        self._last_id = token_ids[-1] if ends else None
-        text = ctx.codec.decode_all(token_ids[:-1] if ends else token_ids)
-        self.messages.append({"role": "assistant", "content": text})
-        return text.rpartition(END_THINK)[2]
+        turn = bridge.read_turn(said.token_ids.tolist())
+        self._ending = turn.ending
+        self.messages.append({"role": "assistant", "content": turn.content})
+        return turn.raw.rpartition(END_THINK)[2]
 
     def _hear(self, messages: list[Message], ctx: Context, bridge: Bridge, most: int) -> None:
         """Put what the game has said behind the policy's last turn, as far as the seat's `most` tokens allow."""
-        if self.ledger is None or self._branches(bridge):
+        if self.ledger is None or bridge.drops_thoughts(self.messages, messages):
             if self.ledger is not None:
                 self.samples.append(self.ledger.sample(finish_reason="stop", goes_on=True))
             self.messages += messages
@@ -199,15 +197,12 @@ class Seat:
                 raise RolloutFailed(f"the game begins with {num_tokens} tokens: more --max_prompt_token_length")
             return
         try:
-            inserted = bridge.suffix(messages, self._last_id)[: max(0, most - self.num_tokens)]
+            inserted = bridge.suffix(messages, self._ending)[: max(0, most - self.num_tokens)]
         except CannotBridge as error:
             raise RolloutFailed(str(error)) from error
         self.messages += messages
         self.ledger.inserted(inserted)
         self.num_tokens += len(inserted)
-
-    def _branches(self, bridge: Bridge) -> bool:
-        return END_THINK in self.messages[-1]["content"] and bridge.changes_earlier_turns("user")
 
     def _render(self, ctx: Context) -> list[int]:
         """The prompt for all messages so far. Only what the policy said may hold control tokens."""

@@ -139,6 +139,15 @@ class ChatCodec:
         spelling = self._tokenizer.convert_ids_to_tokens(int(token_id))
         return spelling if isinstance(spelling, str) and spelling in self._special_tokens else ""
 
+    def ending(self, token_ids: Sequence[int]) -> str:
+        """The control tokens with which a turn ends, as text; empty if the turn ends with any other token."""
+        spellings: list[str] = []
+        for token_id in reversed(token_ids):
+            if not (spelling := self.control_token(token_id)):
+                break
+            spellings.append(spelling)
+        return "".join(reversed(spellings))
+
     @property
     def control_tokens(self) -> tuple[str, ...]:
         """Spellings of the special tokens, longest first."""

@@ -110,7 +110,7 @@ def test_no_byte_drifts(path: Path) -> None:
         message = rng.choice((user_message(content), tool_message("lookup", content)))
         sampled = codec.encode_continued(codec.hidden({"content": turn})["content"]) + ([] if end is None else [end])
         try:
-            suffix = bridge.suffix([message], end)
+            suffix = bridge.suffix([message], spelled)
         except CannotBridge:
             seen[f"no {message['role']}"] += 1
             continue

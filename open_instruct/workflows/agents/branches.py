@@ -18,10 +18,8 @@ class Talk:
     messages: list[dict[str, Any]]
     """The last message is the model's."""
     tools: list[dict[str, Any]]
-    raw: str
-    """The model's last turn with its control tokens, except the control token that ended it."""
-    last_id: int | None
-    """The control token that ended the model's last turn; None if no control token ended it."""
+    ending: str
+    """The control tokens with which the model's last turn ended; empty if it ended without any."""
 
 
 @dataclass(eq=False)

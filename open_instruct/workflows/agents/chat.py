@@ -5,16 +5,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from open_instruct.chat_codec import END_THINK, ChatCodec
+from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import Completion
 from open_instruct.workflows.agents.branches import Branch, Talk
 from open_instruct.workflows.agents.protocol import Asked, ChatRequest, Refused, cleaned
-from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge, is_shown
+from open_instruct.workflows.conversations.bridge import MAY_BE_LEFT_OUT, Bridge, CannotBridge, is_shown
 from open_instruct.workflows.conversations.tool_parsers import ToolParser, VllmParsers, tool_parser
 
 Message = dict[str, Any]
-MAY_BE_LEFT_OUT = ("system", "assistant")
-"""Roles whose messages templates shorten or omit on purpose, for example by dropping earlier thoughts."""
 
 
 class Chat:
@@ -56,10 +54,11 @@ class Chat:
 
     def answered(self, request: ChatRequest, said: Completion, number: int) -> tuple[Message, Talk]:
         """What the model said, as a message for the program, and the conversation including this message."""
-        token_ids, last_id = said.token_ids.tolist(), None
-        if token_ids and self._codec.control_token(token_ids[-1]):
-            last_id = token_ids.pop()
-        raw = self._codec.decode_all(token_ids)
+        token_ids = said.token_ids.tolist()
+        turn = self._bridge.read_turn(token_ids)
+        raw = turn.raw
+        if turn.ending:
+            token_ids.pop()
         wordings = self._wordings_of(token_ids, request.asked)
         message: Message = {"role": "assistant", "content": next(iter(wordings))}
         calls = self._parser(request.tools).calls(raw) if self._parses(request) else []
@@ -73,7 +72,7 @@ class Chat:
                 for position, call in enumerate(calls)
             ]
         self._remember(message, wordings)
-        return message, Talk([*request.messages, message], request.tools, raw, last_id)
+        return message, Talk([*request.messages, message], request.tools, turn.ending)
 
     def spellings(self, said: Completion) -> list[str]:
         return [self._codec.decode_all([token_id]) for token_id in said.token_ids.tolist()]
@@ -128,25 +127,33 @@ class Chat:
         if "assistant" in roles:
             return None
         messages = self._named(request.messages)[-len(following) :]
-        if roles == {"tool"} and talk.last_id is None and self._parses(request):
+        if roles == {"tool"} and not talk.ending and self._parses(request):
             parser = self._parser(request.tools)
             if parser.in_own_turn:
                 text = parser.answer_text(messages)
                 return self._codec.encode_continued(self._codec.hidden({"content": text})["content"])
-        if END_THINK in talk.raw and any(map(self._bridge.changes_earlier_turns, roles)):
+        if self._bridge.drops_thoughts(self._shown(talk.messages), messages, request.tools):
             return None
         try:
-            return self._bridge.suffix(messages, talk.last_id)
+            return self._bridge.suffix(messages, talk.ending)
         except CannotBridge:
             return None
 
-    def _rendered(self, request: ChatRequest) -> list[int]:
-        """The token ids of all messages, rendered again. Only the model's own messages may contain control tokens."""
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as the template gets them. Only the model's own messages may contain control tokens."""
         shown = []
-        for original, message in zip(request.messages, self._named(request.messages), strict=True):
-            raw = self._said.get(_key(original))
-            is_ours = original["role"] == "assistant" and raw is not None
-            shown.append({"role": "assistant", "content": raw} if is_ours else self._codec.hidden(message))
+        for original, message in zip(messages, self._named(messages), strict=True):
+            raw = self._said.get(_key(original)) if original["role"] == "assistant" else None
+            if raw is None:
+                shown.append(self._codec.hidden(message))
+            else:
+                content = self._bridge.opening() + self._bridge.without_end(raw)
+                shown.append({"role": "assistant", "content": content})
+        return shown
+
+    def _rendered(self, request: ChatRequest) -> list[int]:
+        """The token ids of all messages, rendered again."""
+        shown = self._shown(request.messages)
         try:
             text = self._codec.render(shown, begins_turn=True, tools=request.tools)
         except Exception as error:  # a template is a program and may raise anything

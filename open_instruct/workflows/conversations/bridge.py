@@ -6,19 +6,21 @@
 A template renders a whole text, and the suffix is the part of it after the model's turn. To find the suffix, a conversation is
 rendered whose only model turn is a mark, so the suffix never depends on how a sampled turn would be rendered. Some templates
 change earlier turns once other messages follow, for example by dropping thoughts. A suffix cannot express that, so the
-conversation branches: it continues from a prompt that is rendered again as a whole (`Bridge.changes_earlier_turns`).
+conversation branches: it continues from a prompt that is rendered again as a whole (`Bridge.drops_thoughts`).
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from open_instruct.chat_codec import END_THINK, THINK, ChatCodec
 
 MARK = "ANSWERMARK"
 QUESTION = {"role": "user", "content": "QUESTIONMARK"}
-THOUGHT = "THOUGHTMARK"
 CALL_ID = "callmark0"
+MAY_BE_LEFT_OUT = ("system", "assistant")
+"""Roles whose messages templates shorten or omit on purpose, for example by dropping earlier thoughts."""
 Message = dict[str, Any]
 
 
@@ -26,30 +28,75 @@ class CannotBridge(ValueError):
     """The chat template cannot continue a conversation with these messages; the text says why."""
 
 
+@dataclass(frozen=True)
+class SampledTurn:
+    """A turn of the model as text."""
+
+    raw: str
+    """The turn with its control tokens, except the control token that ended it."""
+    ending: str
+    """The control tokens with which the turn ended; empty if it ended without any."""
+    content: str
+    """The turn as the content of a message, from which the template renders what the engine saw and sampled: with the text that
+    the template wrote before it (`<think>`), and without the end that the template writes itself."""
+
+
 class Bridge:
     """The suffixes of one chat template."""
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
-        self._changes: dict[str, bool] = {}
+        self._closing: str | None = None
+        self._opening: str | None = None
 
-    def suffix(self, messages: Sequence[Message], last_id: int | None) -> list[int]:
+    def suffix(self, messages: Sequence[Message], ending: str) -> list[int]:
         """Token ids of `messages` and of the beginning of the model's next turn.
 
         Args:
-            last_id: the last token of the model's turn if it is a control token, such as the end of a turn. Then the template's
-                own end of the turn is not written a second time.
+            ending: the control tokens with which the model's turn ended (`SampledTurn.ending`). What the template would write
+                there is not written a second time.
 
         Raises:
             CannotBridge: the template has no place for the messages.
         """
         closing, rest, ends = self._behind_turn(messages)
-        spelling = "" if last_id is None else self._codec.control_token(last_id)
-        if spelling and closing.lstrip().startswith(spelling):
-            closing = closing.lstrip().removeprefix(spelling)
-        elif spelling and spelling in ends:
-            closing = ""
-        return self._codec.encode_continued(closing + rest)
+        unwritten = self._behind_ending(closing, ending)
+        if unwritten is None:
+            unwritten = "" if any(map(ending.endswith, ends)) else closing
+        return self._codec.encode_continued(unwritten + rest)
+
+    def read_turn(self, token_ids: Sequence[int]) -> SampledTurn:
+        """The tokens of a turn as text."""
+        ending = self._codec.ending(token_ids)
+        raw = self._codec.decode_all(list(token_ids[:-1] if ending else token_ids))
+        return SampledTurn(raw, ending, self.opening() + self.without_end(raw))
+
+    def without_end(self, turn: str) -> str:
+        """The text of a turn without the end that the template writes itself when it renders the turn."""
+        try:
+            written = _longest_beginning(self._beginnings(self.closing()), turn)
+        except CannotBridge:  # `suffix` says what the template refuses
+            return turn
+        return turn.removesuffix(written)
+
+    def _behind_ending(self, closing: str, ending: str) -> str | None:
+        """The part of `closing` that a turn with this ending still lacks; None if the ending is no part of the template's end."""
+        closing = closing.lstrip()
+        if written := _longest_beginning(self._beginnings(closing), ending):
+            return closing.removeprefix(written)
+        last = next((token for token in self._codec.control_tokens if ending.endswith(token)), "")
+        own_end = self.closing().lstrip()
+        if last and last in own_end and closing.startswith(own_end):  # the turn lacks a token before this one
+            return closing[closing.index(last) + len(last) :]
+        return None
+
+    def _beginnings(self, text: str) -> list[str]:
+        """The beginnings of a text that consist of control tokens, the shortest first."""
+        text, beginnings, end = text.lstrip(), [], 0
+        while token := next((token for token in self._codec.control_tokens if text.startswith(token, end)), ""):
+            end += len(token)
+            beginnings.append(text[:end])
+        return beginnings
 
     def _behind_turn(self, messages: Sequence[Message]) -> tuple[str, str, set[str]]:
         """The text that ends the model's turn, the text from there to the model's next turn, and control tokens that may end a
@@ -81,6 +128,11 @@ class Bridge:
 
     def closing(self) -> str:
         """The template's text between a plain turn of the model and the next message."""
+        if self._closing is None:
+            self._closing = self._text_behind_plain_turn()
+        return self._closing
+
+    def _text_behind_plain_turn(self) -> str:
         alone = self._tail([QUESTION, _plain_turn()], begins_turn=False)
         followed = self._tail([QUESTION, _plain_turn(), QUESTION])
         end = 0
@@ -102,16 +154,56 @@ class Bridge:
             raise CannotBridge("it does not show the model's own turn")
         return tail
 
-    def changes_earlier_turns(self, role: str) -> bool:
-        """Whether the template changes an earlier turn with thoughts once a message of `role` follows."""
-        if role not in self._changes:
-            turn = {"role": "assistant", "content": f"{THINK}\n{THOUGHT}\n{END_THINK}\n\n{MARK}"}
+    # --- thoughts -----------------------------------------------------------------------------------------------------
+
+    def opening(self) -> str:
+        """The text with which the template begins the model's thoughts, such as `<think>` with a new line; or nothing."""
+        if self._opening is None:
             try:
-                text = self._codec.render([QUESTION, turn, {"role": role, "content": "NEXT"}], begins_turn=True)
-                self._changes[role] = THOUGHT not in text
+                prompt = self._codec.render([QUESTION], begins_turn=True)
             except Exception:  # `suffix` says what the template refuses
-                self._changes[role] = False
-        return self._changes[role]
+                prompt = ""
+            self._opening = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
+        return self._opening
+
+    def drops_thoughts(
+        self, before: Sequence[Message], messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> bool:
+        """Whether the template leaves out thoughts of `before` once `messages` follow, though the model has seen them so far.
+
+        Args:
+            before: a conversation whose last message is the model's. The model has seen all thoughts that the template shows in
+                the prompt of this last turn, and the thoughts of the turn itself.
+            messages: what follows.
+        """
+        marked = [self._with_mark(message, f"THOUGHTMARK{number}X") for number, message in enumerate(before)]
+        if marked == list(before):
+            return False
+        marks = [f"THOUGHTMARK{number}X" for number, message in enumerate(before) if marked[number] is not message]
+        hidden = [self._codec.hidden(message) for message in messages]
+        try:
+            prompt = self._codec.render(marked[:-1], begins_turn=True, tools=tools)
+            text = self._codec.render([*marked, *hidden], begins_turn=True, tools=tools)
+        except Exception:  # `suffix` says what the template refuses
+            return False
+        seen = [mark for mark in marks if mark in prompt or mark == f"THOUGHTMARK{len(before) - 1}X"]
+        return any(mark not in text for mark in seen)
+
+    def _with_mark(self, message: Message, mark: str) -> Message:
+        """A turn of the model with the mark in place of its thoughts. Any other message stays as it is."""
+        if message["role"] != "assistant":
+            return message
+        begin, opened, thoughts = message["content"].partition(THINK)
+        if not opened:
+            begin, thoughts = "", message["content"]
+        thoughts, closed, answer = thoughts.rpartition(END_THINK)
+        if not opened and not closed:
+            return message
+        return {**message, "content": f"{begin}{opened}\n{mark}\n{closed}{answer}"}
+
+
+def _longest_beginning(beginnings: Sequence[str], text: str) -> str:
+    return next((beginning for beginning in reversed(beginnings) if text.endswith(beginning)), "")
 
 
 def _plain_turn() -> Message:

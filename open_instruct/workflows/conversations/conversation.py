@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from open_instruct.chat_codec import END_THINK
 from open_instruct.data_types import Sample, SamplingConfig
 from open_instruct.environments.base import (
     Message,
@@ -22,7 +21,7 @@ from open_instruct.environments.base import (
     tool_message,
 )
 from open_instruct.workflows.base import CallFailed, Context, RolloutFailed
-from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
+from open_instruct.workflows.conversations.bridge import MAY_BE_LEFT_OUT, Bridge, CannotBridge, is_shown
 from open_instruct.workflows.conversations.environment_client import EnvironmentClient, Participant
 from open_instruct.workflows.conversations.ledger import Ledger
 from open_instruct.workflows.conversations.options import ConversationOptions
@@ -76,6 +75,7 @@ class Account:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics that environments reported at the end, by environment name."""
     turn_rewards: list[float] = field(default_factory=list)
+    """Rewards of all steps and endings, in order."""
     ended_by: str = ""
     """`answer`, `environment`, `steps` or `length`."""
 
@@ -112,15 +112,19 @@ class Conversation:
         self._attempt = 0
         self._longest = min(ctx.max_model_len, ctx.max_prompt_tokens + setting.sampling.max_tokens)
         """Most tokens of a sample, prompt and response together."""
-        self._last_id: int | None = None
-        """The control token that ended the model's last turn; None if no control token ended it."""
+        self._ending = ""
+        """The control tokens with which the model's last turn ended; empty if it ended without any."""
         self._begin()
 
     def _begin(self) -> None:
         self._account = Account(num_restarts=self._attempt)
         self._messages = list(self._setting.messages)
+        self._is_turn_open = False
+        """Whether the model's last turn goes on behind the answers that were written into it."""
         self._ledger = Ledger(self._setting.prompt_ids)
         self._samples: list[Sample] = []
+        self._rewards: dict[str, list[float]] = {}
+        """Rewards of steps and endings, in order, by the name of the tool or environment."""
         self._asking = EnvironmentClient(
             self._ctx,
             self._setting.participants,
@@ -223,12 +227,14 @@ class Conversation:
         account.num_policy_tokens += len(said.token_ids)
         self._ledger.sampled(said)
         token_ids = said.token_ids.tolist()
-        self._last_id = token_ids[-1] if token_ids and codec.control_token(token_ids[-1]) else None
-        if self._last_id is not None:
-            token_ids = token_ids[:-1]
-        raw = codec.decode_all(token_ids)
-        self._messages.append({"role": "assistant", "content": raw})
-        return raw, codec.decode(token_ids), said.finish_reason
+        spoken = self._setting.bridge.read_turn(token_ids)
+        self._ending = spoken.ending
+        if self._is_turn_open:
+            self._extend_own_turn(self._setting.bridge.without_end(spoken.raw))
+        else:
+            self._messages.append({"role": "assistant", "content": spoken.content})
+        self._is_turn_open = False
+        return spoken.raw, codec.decode(token_ids), said.finish_reason
 
     def _seed(self, turn: int) -> int:
         """The seed of a turn. It depends only on the prompt's seed, the conversation and the turn, so that a conversation that
@@ -239,19 +245,16 @@ class Conversation:
         return sum(len(sample.response_ids) for sample in self._samples) + self._ledger.num_response_tokens
 
     async def _answer(self, turn: Turn, texts: Sequence[Participant], num_left: int) -> Observation:
-        """The answers of tools and environments to a turn. Only the first `num_left` calls are answered."""
+        """The answers of tools and environments to a turn. Calls behind the first `num_left` are answered with an error."""
         answers: list[Observation] = []
-        for call in turn.calls[:num_left]:
-            answers.append(await self._answer_call(call, turn))
+        for position, call in enumerate(turn.calls):
+            answers.append(await self._answer_call(call, turn) if position < num_left else self._refuse(call))
             if answers[-1].done:
                 break
         if not any(answer.done for answer in answers):
             for participant in texts:
                 self._account.num_steps += 1
                 answers.append(await self._step(participant, replace(turn, calls=())))
-        for answer in answers:
-            if answer.reward is not None:
-                self._account.turn_rewards.append(answer.reward)
         return Observation(
             [message for answer in answers for message in answer.messages], None, any(answer.done for answer in answers)
         )
@@ -265,8 +268,19 @@ class Conversation:
                 named = [{**one, "name": call.name} if one["role"] == "tool" else one for one in said.messages]
                 return replace(said, messages=named)
         names = ", ".join(sorted(name for one in self._setting.participants for name in one.own_names))
-        self._account.called("unknown", num_calls=1, num_errors=1, seconds=0.0)
-        return Observation([tool_message(call.name, f"Error: there is no tool {call.name!r:.80}; there are: {names}")])
+        return self._error(call, "unknown", f"there is no tool {call.name!r:.80}; there are: {names}")
+
+    def _refuse(self, call: ToolCall) -> Observation:
+        """The answer to a call for which no step is left."""
+        limit = self._setting.max_steps
+        return self._error(
+            call, "over_limit", f"not carried out, because a conversation may have {limit} calls or steps"
+        )
+
+    def _error(self, call: ToolCall, kind: str, text: str) -> Observation:
+        """The answer to a call that no tool has carried out. The metrics count it as a call of `kind`."""
+        self._account.called(kind, num_calls=1, num_errors=1, seconds=0.0)
+        return Observation([tool_message(call.name, f"Error: {text}")])
 
     async def _step(self, participant: Participant, turn: Turn) -> Observation:
         said = await self._asking.step(participant, turn, self._left_s())
@@ -278,7 +292,13 @@ class Conversation:
             num_errors=said.observation.num_errors,
             seconds=said.seconds,
         )
+        self._earn(participant, said.observation.reward)
         return said.observation
+
+    def _earn(self, participant: Participant, reward: float | None) -> None:
+        if reward is not None:
+            self._account.turn_rewards.append(reward)
+            self._rewards.setdefault(participant.spec.name, []).append(reward)
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
@@ -288,17 +308,17 @@ class Conversation:
         left = setting.sampling.max_tokens - self._num_response_tokens()
         left = min(left, self._longest - len(self._ledger.token_ids))
         messages = self._shortened(messages, setting.options.tool_output_max_tokens or max(1, left // 2))
-        only_tools = all(message["role"] == "tool" for message in messages) and (messages or self._last_id is None)
+        only_tools = all(message["role"] == "tool" for message in messages) and (messages or not self._ending)
         if setting.parser.in_own_turn and only_tools:
             text = setting.parser.answer_text(messages)
             token_ids = codec.encode_continued(codec.hidden({"content": text})["content"])
-            self._continue_own_turn(text)
+            self._extend_own_turn(text)
+            self._is_turn_open = True
         else:
-            roles = {str(message["role"]) for message in messages} or {"user"}
-            if END_THINK in self._messages[-1]["content"] and any(map(setting.bridge.changes_earlier_turns, roles)):
+            if setting.bridge.drops_thoughts(self._messages, messages, setting.prompt_schemas):
                 return self._branch(messages)
             try:
-                token_ids = setting.bridge.suffix(messages, self._last_id)
+                token_ids = setting.bridge.suffix(messages, self._ending)
             except CannotBridge as error:
                 raise RolloutFailed(str(error)) from error
             self._messages += messages
@@ -306,8 +326,8 @@ class Conversation:
         self._account.num_tool_tokens += min(len(token_ids), max(left, 0))
         return len(token_ids) < left
 
-    def _continue_own_turn(self, text: str) -> None:
-        """Append an answer to the model's own turn, so that it stays part of this turn if the conversation is rendered again."""
+    def _extend_own_turn(self, text: str) -> None:
+        """Append to the model's own turn, so that the text stays part of this turn if the conversation is rendered again."""
         self._messages[-1] = {**self._messages[-1], "content": self._messages[-1]["content"] + text}
 
     def _shortened(self, messages: Sequence[Message], num_tokens: int) -> list[Message]:
@@ -333,28 +353,38 @@ class Conversation:
         return True
 
     def _render(self) -> list[int]:
-        """The prompt for all messages so far. Only the policy's own messages may contain control tokens."""
+        """The prompt for all messages so far. Only the policy's own messages may contain control tokens.
+
+        Raises:
+            RolloutFailed: the template refuses the messages, or leaves out what a tool, an environment or the user says.
+        """
         codec = self._ctx.codec
         shown = [message if message["role"] == "assistant" else codec.hidden(message) for message in self._messages]
         try:
             text = codec.render(shown, begins_turn=True, tools=self._setting.prompt_schemas)
         except Exception as error:  # a template is a program and may raise anything
             raise RolloutFailed(f"the chat template refuses the conversation: {error}") from error
+        for message in shown:
+            if message["role"] not in MAY_BE_LEFT_OUT and not is_shown(message["content"], text):
+                raise RolloutFailed(
+                    f"the chat template leaves out what the role {message['role']!r:.40} says, so the model would never see it. "
+                    "Choose another template with --chat_template_name, or --tool_parser_type legacy"
+                )
         return codec.encode_hidden(text)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def _end(self, finish_reason: str) -> Ended:
-        account, rewards = self._account, self._account.turn_rewards
+        account = self._account
         for participant in list(self._asking.leased):
             ending = await self._asking.finish(participant)
-            if ending.reward is not None:
-                rewards.append(ending.reward)
+            self._earn(participant, ending.reward)
             if ending.metrics:
                 account.metrics[participant.spec.name] = dict(ending.metrics)
         reward = None
-        if rewards:
-            reward = rewards[-1] if self._setting.options.reward_aggregator == "last" else sum(rewards)
+        if self._rewards:
+            takes_last = self._setting.options.reward_aggregator == "last"
+            reward = sum(earned[-1] if takes_last else sum(earned) for earned in self._rewards.values())
         self._samples = [replace(sample, environment_reward=reward) for sample in self._samples]
         sample = self._ledger.sample(finish_reason=finish_reason, environment_reward=reward)
         if self._setting.options.only_reward_good_outputs and not account.has_good_output:

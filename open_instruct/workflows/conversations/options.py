@@ -57,7 +57,7 @@ class ConversationOptions:
     only_reward_good_outputs: bool = False
     """A reward only for conversations with calls, all of which were answered without an error."""
     reward_aggregator: Literal["last", "sum"] = "last"
-    """What the rewards of an environment's steps come to. The verifier's reward is added."""
+    """What the rewards of an environment's steps come to. Those of several environments, and the verifier's, are added."""
     environment_attempts: int = limited(2, COUNT)
     """How often a conversation is begun whose environment fails. After that its prompt is sampled again with another seed,
     max_generation_attempts times in all."""

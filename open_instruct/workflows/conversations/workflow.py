@@ -49,6 +49,8 @@ class Conversations(Workflow):
         self._tools = offered(options)
         self._environments: EnvironmentServer | None = None
         self._bridge: Bridge | None = None
+        self._no_place_for_answers = ""
+        """Why the chat template cannot take the answers of tools, and what to do; empty if it can."""
 
     # --- in the driver ------------------------------------------------------------------------------------------------
 
@@ -71,7 +73,11 @@ class Conversations(Workflow):
 
     def row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         facts = facts_of_row(columns, self._tools)
-        check_places(self._participants(facts, None), self.options)
+        participants = self._participants(facts, None)
+        check_places(participants, self.options)
+        answering = next((one.spec.name for one in participants if one.schemas), "")
+        if answering and self._no_place_for_answers:
+            raise ValueError(f"{answering} answers calls of tools, and {self._no_place_for_answers}")
         return facts
 
     def row_schemas(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -80,15 +86,19 @@ class Conversations(Workflow):
         return [one for participant in self._participants(facts, None) for one in participant.schemas]
 
     def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
-        if self.options.tool_parser_type in OWN_TURN or not self._tools:
+        if self.options.tool_parser_type in OWN_TURN:
             return
         try:
-            Bridge(codec).suffix([tool_message("tool", "ANSWER")], None)
+            Bridge(codec).suffix([tool_message("tool", "ANSWER")], "")
         except CannotBridge as error:
-            yield (
+            mistake = (
                 f"--tool_parser_type {self.options.tool_parser_type}: {error}. Choose a template that can with "
                 "--chat_template_name, or --tool_parser_type legacy, whose answers stand in the model's own turn."
             )
+            if self._tools:
+                yield mistake
+            else:  # only the rows know whether there are tools
+                self._no_place_for_answers = mistake.removesuffix(".")
 
     def task(
         self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool
