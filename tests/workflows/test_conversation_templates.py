@@ -206,7 +206,7 @@ def test_calls_beyond_the_limit_are_answered_with_an_error(talk: MakeTalk) -> No
     stage = talk(said, tool_parser_type="vllm_played", chat=with_template(AFTER_THE_LAST_QUESTION), max_model_len=4096)
     result = stage.roll_out(max_tokens=2048, env_config={"env_name": "counter", "target": 9, "max_steps": 2})
     assert not result.error
-    [account, [sample]] = [result.notes[0], result.samples]
+    account, (sample,) = result.notes[0], result.samples
     text = stage.chat.decode_all(sample.response_ids.tolist())
     answers = [part.partition("<|")[0] for part in text.split("<|tool|>")[1:]]
     refusal = "Error: not carried out, because a conversation may have 2 calls or steps"
