@@ -91,7 +91,7 @@ class Pieces:
         return self._codec.encode_continued(self._parser.answer_text([tool_message("calculator", text)])), False
 
     def game(self, text: str) -> Piece:
-        return self._bridge.suffix([user_message(text)], self._end[0]), False
+        return self._bridge.suffix([user_message(text)], END), False
 
 
 def sum_pieces(pieces: Pieces, task: Task, rng: random.Random) -> list[Piece]:
