@@ -1,13 +1,15 @@
-"""How many samples per second the message queue moves, beside Ray's queue with pickled tensors and the TransferQueue package.
+"""How many samples per second reach a learner through the message queue, beside Ray's queue and the TransferQueue package.
 
     python benchmarks/queue_throughput.py
     python benchmarks/queue_throughput.py --json out/queues.json --num_rounds 5
 
 A sample is six int64 arrays (3 x 3072, 1024, 2 x 2048 numbers: 114,688 bytes), as in the document of the fully async policy.
-  plain           ray.util.queue.Queue with a dict of torch tensors
-  belt            this project's MessageQueue; a batch is one message, as a piece of a training step is
+  plain           ray.util.queue.Queue with a dict of torch tensors, one sample per call
+  plain_batches   the same queue, a batch of samples per call
+  message_queue   this project's MessageQueue as a run uses it: arrays of a batch go into Ray's object store, the message holds
+                  the reference, and the consumer reads the arrays by it, as a learner does
   transfer_queue  TransferQueue 0.1.11 with its default storage; put by key, got by key, cleared (clearing is part of a get)
-Producers are Ray actors that put side by side; the consumer is the driver. Each round goes through all three in turns; the
+Producers are Ray actors that put side by side; the consumer is the driver. Each round goes through all of them in turns; the
 figures are medians over rounds, after a first that is not counted (it touches the shared memory for the first time).
 """
 
@@ -26,7 +28,8 @@ import ray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.report import print_table, write_json
-from open_instruct.rollouts.message_queue import MessageQueue
+from open_instruct.data_types import RolloutBatch
+from open_instruct.rollouts.message_queue import MessageQueue, num_array_bytes
 
 FIELDS = {
     "attention_mask": 3072,
@@ -38,7 +41,9 @@ FIELDS = {
 }
 SAMPLE_BYTES = 8 * sum(FIELDS.values())
 TIMEOUT_S = 120.0
-OPERATIONS = ("put", "get", "put_batch", "get_batch")
+NUM_SINGLE = 64
+"""Samples that are moved one by one in a round."""
+OPERATIONS = ("put", "get", "put+get")
 
 
 def make_sample(rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -52,63 +57,56 @@ def as_tensors(sample: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 class Carrier(Protocol):
-    """One of the three queues. Used in producers (put) and in the driver (get); pickled to get there."""
+    """One way from producers to the consumer. Used in producers (put) and in the driver (get); pickled to get there."""
 
     name: str
+    batch: int
+    """Samples per call."""
 
     def put(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None: ...
-    def put_batch(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None: ...
-    def get(self, keys: list[str]) -> None: ...
-    def get_batch(self, keys: list[str]) -> None: ...
+    def get(self, keys: list[str]) -> list[Any]:
+        """The arrays or tensors of these samples, or of the oldest ones where the queue has no keys."""
+        ...
 
 
 class Plain:
-    """Ray's queue; tensors are pickled one sample at a time, or several in one call."""
+    """Ray's queue with pickled tensors."""
 
-    name = "plain"
-
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, batch: int) -> None:
         from ray.util.queue import Queue
 
+        self.name, self.batch = "plain" if batch == 1 else "plain_batches", batch
         self.queue = Queue(maxsize=capacity, actor_options={"num_cpus": 0})
 
     def put(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None:
-        for sample in samples:
-            self.queue.put(as_tensors(sample), timeout=TIMEOUT_S)
+        if self.batch == 1:
+            self.queue.put(as_tensors(samples[0]), timeout=TIMEOUT_S)
+        else:
+            self.queue.put_nowait_batch([as_tensors(sample) for sample in samples])
 
-    def put_batch(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None:
-        self.queue.put_nowait_batch([as_tensors(sample) for sample in samples])
-
-    def get(self, keys: list[str]) -> None:
-        for _ in keys:
-            self.queue.get(timeout=TIMEOUT_S)
-
-    def get_batch(self, keys: list[str]) -> None:
-        assert len(self.queue.get_nowait_batch(len(keys))) == len(keys)
+    def get(self, keys: list[str]) -> list[Any]:
+        if self.batch == 1:
+            return list(self.queue.get(timeout=TIMEOUT_S).values())
+        return [tensor for sample in self.queue.get_nowait_batch(len(keys)) for tensor in sample.values()]
 
 
-class Belt:
-    """The project's own."""
+class Messages:
+    """This project's queue, as `BatchProducer` and the learners use it."""
 
-    name = "belt"
+    name = "message_queue"
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, batch: int) -> None:
+        self.batch = batch
         self.queue = MessageQueue.create(capacity)
 
     def put(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None:
-        for sample in samples:
-            self.queue.put(sample, timeout=TIMEOUT_S)
+        batch = RolloutBatch(1, [ray.put(list(samples))], num_samples=len(samples))
+        self.queue.put(batch, num_samples=len(samples), num_bytes=num_array_bytes(samples), timeout=TIMEOUT_S)
 
-    def put_batch(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None:
-        self.queue.put(list(samples), num_samples=len(samples), timeout=TIMEOUT_S)
-
-    def get(self, keys: list[str]) -> None:
-        for _ in keys:
-            assert self.queue.get(1, TIMEOUT_S, max_batch_count=1) is not None
-
-    def get_batch(self, keys: list[str]) -> None:
-        [got] = self.queue.get(1, TIMEOUT_S, max_batch_count=1) or [[]]
-        assert len(got) == len(keys)
+    def get(self, keys: list[str]) -> list[Any]:
+        [item] = ray.get(self.queue.get_ref(1, TIMEOUT_S, max_batch_count=1), timeout=2 * TIMEOUT_S)
+        [samples] = ray.get(item.payload.rank_data, timeout=TIMEOUT_S)
+        return [array for sample in samples for array in sample.values()]
 
 
 class Transfer:
@@ -117,18 +115,13 @@ class Transfer:
     name = "transfer_queue"
     partition = "train"
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int) -> None:
         import transfer_queue
 
+        self.batch = batch
         transfer_queue.init()
 
     def put(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None:
-        import transfer_queue
-
-        for key, sample in zip(keys, samples, strict=True):
-            transfer_queue.kv_put(key, self.partition, as_tensors(sample))
-
-    def put_batch(self, samples: Sequence[dict[str, np.ndarray]], keys: list[str]) -> None:
         import torch
         import transfer_queue
         from tensordict import TensorDict
@@ -136,16 +129,12 @@ class Transfer:
         columns = {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in FIELDS}
         transfer_queue.kv_batch_put(keys, self.partition, TensorDict(columns, batch_size=len(keys)))
 
-    def get(self, keys: list[str]) -> None:
-        for key in keys:
-            self.get_batch([key])
-
-    def get_batch(self, keys: list[str]) -> None:
+    def get(self, keys: list[str]) -> list[Any]:
         import transfer_queue
 
-        got = transfer_queue.kv_batch_get(keys, self.partition)
-        assert len(got) == len(keys)
+        columns = transfer_queue.kv_batch_get(keys, self.partition)
         transfer_queue.kv_clear(keys, self.partition)
+        return [tensor for name in FIELDS for tensor in columns[name]]
 
 
 @ray.remote(num_cpus=0)
@@ -162,31 +151,29 @@ class Producer:
 
             transfer_queue.init()
 
-    def put(self, carrier: Carrier, keys: list[str], *, batched: bool) -> None:
-        step = len(self._samples)
-        for start in range(0, len(keys), step):
-            own = keys[start : start + step]
-            (carrier.put_batch if batched else carrier.put)(self._samples[: len(own)], own)
+    def put(self, carrier: Carrier, keys: list[str]) -> None:
+        for start in range(0, len(keys), carrier.batch):
+            own = keys[start : start + carrier.batch]
+            carrier.put(self._samples[: len(own)], own)
 
 
-def measure(
-    carrier: Carrier, producers: list[Any], num_samples: int, batch: int, *, batched: bool
-) -> tuple[float, float]:
-    """Seconds to put and to get `num_samples` samples."""
+def measure(carrier: Carrier, producers: list[Any], num_samples: int) -> tuple[float, float]:
+    """Seconds to put and to get `num_samples` samples. The consumer reads every number that it gets once."""
     share = num_samples // len(producers)
     prefix = time.monotonic_ns()
     keys = [[f"{prefix}-{p}-{i}" for i in range(share)] for p in range(len(producers))]
     started = time.perf_counter()
-    refs = [producer.put.remote(carrier, own, batched=batched) for producer, own in zip(producers, keys, strict=True)]
-    ray.get(refs, timeout=TIMEOUT_S)
+    ray.get(
+        [producer.put.remote(carrier, own) for producer, own in zip(producers, keys, strict=True)], timeout=TIMEOUT_S
+    )
     put_s = time.perf_counter() - started
     flat = [key for own in keys for key in own]
     started = time.perf_counter()
-    if batched:
-        for start in range(0, len(flat), batch):
-            carrier.get_batch(flat[start : start + batch])
-    else:
-        carrier.get(flat)
+    for start in range(0, len(flat), carrier.batch):
+        batch = flat[start : start + carrier.batch]
+        arrays = carrier.get(batch)
+        assert len(arrays) == len(batch) * len(FIELDS)
+        sum(int(array.sum()) for array in arrays)
     return put_s, time.perf_counter() - started
 
 
@@ -196,54 +183,47 @@ def run(num_rounds: int, batch: int, producer_counts: list[int]) -> list[dict[st
     num_batched = max(16, largest) * batch
     actor: Any = Producer  # what the decorator made of it
     producers = [actor.remote(number, batch) for number in range(largest)]
-    carriers: list[Any] = [Plain(2 * num_batched), Belt(2 * num_batched)]
+    carriers: list[Any] = [Plain(NUM_SINGLE, 1), Plain(2 * num_batched, batch), Messages(2 * num_batched, batch)]
     try:
-        carriers.append(Transfer())
+        carriers.append(Transfer(batch))
     except ImportError as error:
         print(f"TransferQueue is not there ({error}): pip install TransferQueue==0.1.11", file=sys.stderr)
     ray.get([p.attach.remote(carrier.name) for carrier in carriers for p in producers], timeout=TIMEOUT_S)
     rates: dict[tuple[str, str, int], list[float]] = {}
+    batches = {carrier.name: carrier.batch for carrier in carriers}
     for round_number in range(num_rounds + 1):
         for count in producer_counts:
-            for batched, num_samples in ((False, 64), (True, num_batched)):
-                for carrier in carriers:
-                    seconds = measure(carrier, producers[:count], num_samples, batch, batched=batched)
-                    if round_number == 0:
-                        continue
-                    for operation, spent in zip(("put", "get"), seconds, strict=True):
-                        key = (carrier.name, operation + ("_batch" if batched else ""), count)
-                        rates.setdefault(key, []).append(num_samples / spent)
+            for carrier in carriers:
+                num_samples = NUM_SINGLE if carrier.batch == 1 else num_batched
+                put_s, get_s = measure(carrier, producers[:count], num_samples)
+                if round_number == 0:
+                    continue
+                for operation, seconds in (("put", put_s), ("get", get_s), ("put+get", put_s + get_s)):
+                    rates.setdefault((carrier.name, operation, count), []).append(num_samples / seconds)
     return [
         {
             "queue": name,
             "operation": operation,
             "producers": count,
-            "batch": batch if operation.endswith("batch") else 1,
+            "batch": batches[name],
             "samples_per_s": statistics.median(values),
             "samples_per_s_min": min(values),
             "samples_per_s_max": max(values),
             "mb_per_s": statistics.median(values) * SAMPLE_BYTES / 1e6,
         }
-        for (name, operation, count), values in sorted(rates.items(), key=lambda one: (one[0][2], one[0][0], one[0][1]))
+        for (name, operation, count), values in sorted(rates.items(), key=lambda entry: (entry[0][2], entry[0]))
     ]
 
 
 def ratios(rows: list[dict[str, Any]], count: int) -> dict[str, float]:
-    """What the belt is worth, with `count` producers. Put and get in sequence: 1 / (1 / put + 1 / get)."""
+    """How many times as many samples per second pass the message queue as pass each other queue, with `count` producers."""
     rate = {(row["queue"], row["operation"]): row["samples_per_s"] for row in rows if row["producers"] == count}
-
-    def both(queue: str, suffix: str = "") -> float:
-        return 1 / (1 / rate[queue, f"put{suffix}"] + 1 / rate[queue, f"get{suffix}"])
-
-    result = {
-        "belt put in batches / plain single put": rate["belt", "put_batch"] / rate["plain", "put"],
-        "belt put+get in batches / plain single put+get": both("belt", "_batch") / both("plain"),
-        "belt single put / plain single put": rate["belt", "put"] / rate["plain", "put"],
-        "belt single get / plain single get": rate["belt", "get"] / rate["plain", "get"],
+    return {
+        f"message_queue / {queue}, {operation}": rate[Messages.name, operation] / rate[queue, operation]
+        for queue in ("plain", "plain_batches", Transfer.name)
+        for operation in OPERATIONS
+        if (queue, operation) in rate
     }
-    if ("transfer_queue", "put_batch") in rate:
-        result["belt / TransferQueue, put+get in batches"] = both("belt", "_batch") / both("transfer_queue", "_batch")
-    return result
 
 
 def main() -> None:

@@ -18,8 +18,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
 from open_instruct.rollouts.batch_metrics import OverIssueBias
 from open_instruct.rollouts.data_preparation import DataPreparation
-from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size
-from open_instruct.rollouts.packed_arrays import num_array_bytes
+from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size, num_array_bytes
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
@@ -191,7 +190,7 @@ class BatchProducer:
                     num_samples=min(max(batch.num_samples, 1), default_queue_size(self._args)),
                     timeout=10 * POLL_S,
                     message_id=f"step {batch.training_step}, partial batch {batch.number}",
-                    referenced_bytes=num_bytes,
+                    num_bytes=num_bytes,
                 )
                 return
             except QueueFull:  # the learners are still busy with earlier batches

@@ -6,9 +6,8 @@
 Nothing is evicted: a full queue makes its producers wait. The controller keeps the staleness bound before it puts a message; the
 queue checks the bound again when a message is taken, so that no sample that is too old is ever trained on.
 
-Arrays of up to 200 KB are sent inside their message, as bytes. A larger payload does not pass through the actor: the producer
-stores the payload once in Ray's object store, a small message with a reference goes through the queue, and the consumer reads the
-payload from the object store. (A stored payload is lost when its producer dies.)
+A message is a `RolloutBatch`: references to the data of each learner, which lie in Ray's object store and do not pass through the
+queue's process, and the metrics of the step. (Data in the object store is lost when the process that put it there dies.)
 """
 
 import asyncio
@@ -16,22 +15,17 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.rollouts.packed_arrays import Packed, num_array_bytes, pack, unpack, without_tensors
 
-SMALL_BYTES = 50_000
-"""Payloads below this size are sent inside the message, which is cheaper than an object of their own."""
-HALF_BYTES = 100_000
-"""Ray sends an argument or a result of up to 100 KiB from process to process without its object store, in half the time. So the
-arrays of a payload are sent as two arguments or results."""
 REPLY_S = 30.0
 """How long the queue actor may take to answer, in addition to a caller's own timeout."""
 NUM_REMEMBERED = 1000
@@ -169,46 +163,22 @@ def default_queue_size(args: GRPOConfig) -> int:
     return (args.staleness_bound + 1) * args.num_unique_prompts_rollout * args.lengths.samples
 
 
-# --- payloads ---------------------------------------------------------------------------------------------------------
+def num_array_bytes(data: Any) -> int:
+    """Bytes of all arrays in data of dicts, lists, tuples and dataclasses."""
+    return sum(array.nbytes for array in _arrays(data))
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A payload in Ray's object store."""
-
-    ref: Any
-
-
-def load(items: Sequence[QueueItem]) -> list[Any]:
-    """The payloads of `items`. Each stored object is fetched once and without a copy, so its arrays are read-only."""
-    refs = list(dict.fromkeys(item.payload.ref for item in items if isinstance(item.payload, Stored)))
-    objects = dict(zip(refs, ray.get(refs, timeout=REPLY_S), strict=True)) if refs else {}
-    return [_loaded(objects, item.payload) for item in items]
-
-
-def _loaded(objects: dict[Any, Any], payload: Any) -> Any:
-    if isinstance(payload, Packed):
-        return unpack(payload.skeleton, payload.halves)
-    return objects[payload.ref] if isinstance(payload, Stored) else payload
-
-
-def _set_halves_apart(items: list[QueueItem]) -> tuple[list[QueueItem], list[bytes], list[bytes]]:
-    """The items without the bytes of their packed payloads, then the first halves and the second halves of these bytes. As two
-    results, the halves are each small enough to be sent without the object store."""
-    packed = [item.payload.halves for item in items if isinstance(item.payload, Packed)]
-    if not packed:
-        return items, [], []
-    light = [_with_halves(item, ()) if isinstance(item.payload, Packed) else item for item in items]
-    return light, [halves[0] for halves in packed], [halves[1] for halves in packed]
-
-
-def _put_halves_back(items: list[QueueItem], first: list[bytes], second: list[bytes]) -> list[QueueItem]:
-    halves = zip(first, second, strict=True)
-    return [_with_halves(item, next(halves)) if isinstance(item.payload, Packed) else item for item in items]
-
-
-def _with_halves(item: QueueItem, halves: tuple[bytes, ...]) -> QueueItem:
-    return replace(item, payload=Packed(item.payload.skeleton, halves))
+def _arrays(data: Any) -> Iterator[np.ndarray]:
+    if isinstance(data, np.ndarray):
+        yield data
+    elif isinstance(data, dict):
+        for value in data.values():
+            yield from _arrays(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _arrays(value)
+    elif hasattr(data, "__dataclass_fields__"):
+        yield from _arrays(vars(data))
 
 
 # --- the actor and its client -----------------------------------------------------------------------------------------
@@ -223,11 +193,8 @@ class _QueueActor:
         self._num_put_waits = 0
         self._put_wait_s = 0.0
 
-    async def put(self, item: QueueItem, timeout: float, *halves: bytes) -> bool:
-        """Put a message. Returns whether there was room for the message in time. `halves` are the two halves of a packed
-        payload."""
-        if halves:
-            item = _with_halves(item, halves)
+    async def put(self, item: QueueItem, timeout: float) -> bool:
+        """Put a message. Returns whether there was room for the message in time."""
         taken = self._buffer.try_put(item) or await self._put_later(item, timeout)
         async with self._changed:
             self._changed.notify_all()
@@ -258,14 +225,6 @@ class _QueueActor:
         """Wait until another call has changed the buffer, or for `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
-
-    @ray.method(num_returns=3)
-    async def get_apart(
-        self, min_batch_count: int, max_batch_count: int | None, timeout: float
-    ) -> tuple[list | None, list, list]:
-        """Like `get`, but with the two halves of packed payloads as separate results."""
-        items = await self.get(min_batch_count, max_batch_count, timeout)
-        return (None, [], []) if items is None else _set_halves_apart(items)
 
     async def set_version(self, version: int) -> None:
         self._buffer.set_version(version)
@@ -305,28 +264,20 @@ class MessageQueue:
         num_samples: int = 1,
         timeout: float = REPLY_S,
         message_id: str = "",
-        referenced_bytes: int = 0,
+        num_bytes: int = 0,
     ) -> None:
         """Put one message; waits while the queue is full. With a `message_id` the same message may be put again after any error.
 
         Args:
-            referenced_bytes: size of the data in Ray's object store that the payload refers to. It counts in `memory_bytes` like
-                the payload's own arrays.
+            num_bytes: size of the data in Ray's object store that the message refers to. The metric `memory_bytes` sums it up.
 
         Raises:
             QueueFull: there was no room in time; nothing was put.
             TimeoutError: the queue did not answer; it is not known whether the message was put.
         """
-        payload = without_tensors(payload)
-        num_bytes = num_array_bytes(payload)
-        packed = pack(payload) if 0 < num_bytes <= 2 * HALF_BYTES else None
-        if packed is not None and max(map(len, packed.halves)) <= HALF_BYTES:
-            carried, halves = Packed(packed.skeleton, ()), packed.halves
-        else:
-            carried, halves = payload if num_bytes < SMALL_BYTES else Stored(ray.put(payload)), ()
-        item = QueueItem(carried, version, num_samples, num_bytes + referenced_bytes, message_id)
+        item = QueueItem(payload, version, num_samples, num_bytes, message_id)
         try:
-            taken = ray.get(self.actor.put.remote(item, timeout, *halves), timeout=timeout + REPLY_S)
+            taken = ray.get(self.actor.put.remote(item, timeout), timeout=timeout + REPLY_S)
         except GetTimeoutError as error:
             raise TimeoutError(
                 f"the message queue did not answer for {timeout + REPLY_S:g} s: its process or node is gone or busy, and it is "
@@ -339,13 +290,13 @@ class MessageQueue:
         self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None
     ) -> list | None:
         """The payloads in the queue, oldest first: at least `min_batch_count`, or None if there are not so many in time."""
-        refs = self.actor.get_apart.remote(min_batch_count, max_batch_count, timeout)
-        items, first, second = ray.get(refs, timeout=timeout + REPLY_S)
-        return None if items is None else load(_put_halves_back(items, first, second))
+        items = ray.get(
+            self.get_ref(min_batch_count, timeout, max_batch_count=max_batch_count), timeout=timeout + REPLY_S
+        )
+        return None if items is None else [item.payload for item in items]
 
     def get_ref(self, min_batch_count: int = 1, timeout: float = REPLY_S, *, max_batch_count: int | None = None) -> Any:
-        """Like `get`, for a caller that waits for several things at once: a reference to the items or None. `load` returns the
-        payloads of the items."""
+        """Like `get`, for a caller that waits for several things at once: a reference to the `QueueItem`s, or to None."""
         return self.actor.get.remote(min_batch_count, max_batch_count, timeout)
 
     def set_version(self, version: int) -> None:

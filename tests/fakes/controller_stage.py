@@ -66,14 +66,14 @@ class FakeMessageQueue:
         num_samples: int,
         timeout: float,
         message_id: str,
-        referenced_bytes: int,
+        num_bytes: int,
     ) -> None:
         assert version == batch.min_version
         micro_batches = [
             micro for rank in cast("Any", batch.rank_data) for mini in rank for micro in mini.micro_batches
         ]
         arrays = [array for micro in micro_batches for array in vars(micro).values() if array is not None]
-        assert referenced_bytes == sum(array.nbytes for array in arrays) > 0
+        assert num_bytes == sum(array.nbytes for array in arrays) > 0
         assert num_samples == max(batch.num_samples, 1)
         if message_id not in self._taken:
             try:

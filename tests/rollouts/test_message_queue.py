@@ -1,32 +1,29 @@
-"""The belt: bounded, in order, nothing evicted, nothing too old handed out; arrays travel without being pickled."""
+"""The queue of batches: bounded, in order, nothing evicted, nothing too old handed out."""
 
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-import torch
 from conftest import make_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from ray.exceptions import GetTimeoutError
 
+from open_instruct.data_types import RolloutBatch
 from open_instruct.rollouts import message_queue
 from open_instruct.rollouts.message_queue import (
-    HALF_BYTES,
     MessageQueue,
     QueueFull,
     QueueItem,
     SampleBuffer,
     StaleMessage,
     default_queue_size,
-    load,
+    num_array_bytes,
 )
-from open_instruct.rollouts.packed_arrays import num_array_bytes, pack, unpack, without_tensors
 
 
 def item(
@@ -152,82 +149,11 @@ def test_room_follows_from_staleness_and_batch(bound: int) -> None:
     assert default_queue_size(args) == 77
 
 
-def test_tensors_become_arrays_on_the_same_memory() -> None:
-    tensor = torch.arange(5)
-    changed = without_tensors({"a": [tensor, 3], "b": (np.ones(2), "text")})
-    assert isinstance(changed["a"][0], np.ndarray)
-    tensor[0] = 7
-    assert changed["a"][0][0] == 7
-    assert num_array_bytes(changed) == 5 * 8 + 2 * 8
-    assert isinstance(changed["b"], tuple)
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-leaves = st.one_of(
-    st.integers(),
-    st.text(max_size=3),
-    st.none(),
-    arrays(
-        st.sampled_from([np.int64, np.int32, np.float32, np.bool_]), array_shapes(min_dims=0, min_side=0, max_side=5)
-    ),
-)
-payloads = st.recursive(
-    leaves,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.text(max_size=2), inner, max_size=4)
-        | st.tuples(inner, inner)
-        | st.builds(Pair, inner, inner)
-    ),
-    max_leaves=12,
-)
-
-
-@given(payload=payloads)
-def test_what_is_packed_comes_out_as_it_was(payload: Any) -> None:
-    packed = pack(payload)
-    again = unpack(packed.skeleton, packed.halves)
-    assert_same(again, payload)
-    assert num_array_bytes(packed.skeleton) == 0
-
-
-def assert_same(one: Any, other: Any) -> None:
-    assert type(one) is type(other)
-    if isinstance(one, np.ndarray):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert not one.flags.writeable
-        assert one.flags.aligned
-        np.testing.assert_array_equal(one, other)
-    elif isinstance(one, dict):
-        assert list(one) == list(other)
-        for key in one:
-            assert_same(one[key], other[key])
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other)
-        for left, right in zip(one, other, strict=True):
-            assert_same(left, right)
-    else:
-        assert one == other
-
-
-def test_the_documents_sample_is_packed_in_halves_that_ray_sends_at_once() -> None:
-    sample = {str(n): np.arange(length) for n, length in enumerate([3072, 3072, 3072, 1024, 2048, 2048])}
-    halves = pack(sample).halves
-    assert sum(map(len, halves)) == 114_688
-    assert max(map(len, halves)) <= HALF_BYTES
-
-
-def test_strided_arrays_and_those_of_objects() -> None:
-    strange = {"every other": np.arange(10)[::2], "transposed": np.ones((2, 3)).T, "objects": np.array([{}, "a"])}
-    packed = pack(strange)
-    again = unpack(packed.skeleton, packed.halves)
-    assert again["objects"] is strange["objects"]
-    np.testing.assert_array_equal(again["every other"], [0, 2, 4, 6, 8])
-    assert again["transposed"].shape == (3, 2)
+def test_bytes_of_arrays_are_counted_wherever_they_lie() -> None:
+    batch = RolloutBatch(
+        1, [{"tokens": np.zeros(5, np.int64)}, (np.ones(2), "text")], metrics={"histogram": [np.ones(3)]}
+    )
+    assert num_array_bytes(batch) == 5 * 8 + 2 * 8 + 3 * 8
 
 
 # --- the actor --------------------------------------------------------------------------------------------------------
@@ -241,53 +167,31 @@ def queue(ray_session: Any) -> Any:
     queue.shutdown()
 
 
-def test_large_and_small_payloads_come_out_as_they_went_in(queue: MessageQueue) -> None:
-    large = {"tokens": torch.arange(20_000), "name": "large"}
-    queue.put(large, version=3)
-    queue.put({"tokens": np.arange(3)})
-    queue.put([np.full(20_000, i) for i in range(3)], num_samples=3)
-    queue.put(["a", "b"], num_samples=2)
-    assert queue.qsize() == 7
-    statistics = queue.get_statistics()
-    assert statistics["memory_bytes"] == pytest.approx((20_000 * 4 + 3) * 8, abs=8)
-    first, small, several, words = queue.get(4) or []
-    assert first["name"] == "large"
-    np.testing.assert_array_equal(first["tokens"], np.arange(20_000))
-    assert not first["tokens"].flags.writeable  # it lies in shared memory
-    assert small["tokens"].tolist() == [0, 1, 2]
-    assert [part[0] for part in several] == [0, 1, 2]
-    assert words == ["a", "b"]
+def test_batches_come_out_as_they_went_in_and_their_data_is_read_where_it_lies(
+    ray_session: Any, queue: MessageQueue
+) -> None:
+    tokens = np.arange(20_000)
+    first = RolloutBatch(1, [ray_session.put(tokens)], metrics={"scores": 0.5}, num_samples=3)
+    second = RolloutBatch(1, [], number=1, num_samples=2)
+    queue.put(first, num_samples=3, num_bytes=num_array_bytes(tokens))
+    queue.put(second, num_samples=2)
+    assert queue.qsize() == 5
+    assert queue.get_statistics()["memory_bytes"] == tokens.nbytes
+    received, last = queue.get(2) or []
+    assert (received.metrics, last) == (first.metrics, second)
+    [data] = ray_session.get(received.rank_data, timeout=10)
+    np.testing.assert_array_equal(data, tokens)
+    assert not data.flags.writeable  # it lies in shared memory
     assert queue.get_statistics()["memory_bytes"] == 0
 
 
-def test_payloads_of_every_size_keep_their_places(ray_session: Any, queue: MessageQueue) -> None:
-    """Without arrays, in halves, in halves that cannot be even, in the object store; got together, one by one, by reference."""
-    sent = [
-        np.zeros(0),
-        "text",
-        np.arange(5),
-        np.arange(12_000),
-        np.arange(20_000),
-        np.arange(30_000),
-        ray_session.put(7),
-    ]
-
-    def check(got: list[Any] | None) -> None:
-        assert got is not None
-        assert got[1] == "text"
-        assert [got[i].size for i in (0, 2, 3, 4, 5)] == [0, 5, 12_000, 20_000, 30_000]
-        assert [one[-1] for one in got[2:6]] == [4, 11_999, 19_999, 29_999]
-        assert ray_session.get(got[6], timeout=10) == 7
-
-    for one in sent:
-        queue.put(one)
-    check(queue.get(7))
-    for one in sent:
-        queue.put(one)
-    check([(queue.get(max_batch_count=1) or [])[0] for _ in sent])
-    for one in sent:
-        queue.put(one)
-    check(load(ray_session.get(queue.get_ref(7), timeout=10)))
+@pytest.mark.parametrize("size", [1, 12_000, 40_000])
+def test_arrays_among_the_metrics_reach_the_trainer(ray_session: Any, queue: MessageQueue, size: int) -> None:
+    """The trainer waits for a reference to the items; it must find the batch itself in them, however large the arrays are."""
+    queue.put(RolloutBatch(1, [], metrics={"histogram": np.arange(size)}))
+    [item_of_trainer] = ray_session.get(queue.get_ref(max_batch_count=1), timeout=10)
+    assert isinstance(item_of_trainer.payload, RolloutBatch)
+    np.testing.assert_array_equal(item_of_trainer.payload.metrics["histogram"], np.arange(size))
 
 
 def test_an_empty_queue_answers_none_in_time(queue: MessageQueue) -> None:
