@@ -1,5 +1,6 @@
 """Options as text, for messages to the user."""
 
+import json
 from typing import Any
 
 
@@ -9,6 +10,8 @@ def shown(args: Any, *names: str) -> str:
 
 
 def _as_text(value: object) -> str:
+    if isinstance(value, dict):
+        return f"'{json.dumps(value)}'"
     if isinstance(value, list):
         return " ".join(map(str, value)) or "(empty)"
     return str(value) if str(value) else "(empty)"

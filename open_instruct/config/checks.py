@@ -16,6 +16,7 @@ from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
 from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.algorithm_checks import own_advantage_can_be_computed, own_losses_can_be_computed
 from open_instruct.config.correction_checks import one_old_policy, rho_bounds_are_in_order
+from open_instruct.config.engine_arguments import engine_arguments_are_free
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import (
     adapters_have_layers,
@@ -458,6 +459,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     single_gpu_has_one_of_each,
     turns_have_an_order,
     weight_transport_fits,
+    engine_arguments_are_free,
     colocated_engines_fit,
     attention_can_run,
     machine_has_room,

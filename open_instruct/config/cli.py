@@ -17,6 +17,7 @@ import difflib
 import functools
 import inspect
 import itertools
+import json
 import re
 import sys
 import textwrap
@@ -230,7 +231,7 @@ LONG_CHOICE = "NAME"
 
 
 def _metavar(kind: Any) -> str:
-    names = {bool: "[True|False]", int: "INT", float: "NUMBER", str: "TEXT"}
+    names = {bool: "[True|False]", int: "INT", float: "NUMBER", str: "TEXT", dict[str, Any]: "JSON"}
     if kind in names:
         return names[kind]
     parts = [part for part in get_args(kind) if part is not NoneType]
@@ -467,11 +468,27 @@ def _read_str(value: Any) -> str:
     return value
 
 
+def _read_json_object(value: Any) -> dict[str, Any]:
+    """From text, or from a mapping in a YAML file."""
+    read = json.loads(value, object_pairs_hook=_without_repeats) if isinstance(value, str) else value
+    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+        raise TypeError
+    json.dumps(read, allow_nan=False)  # a date in a YAML file is no JSON
+    return read
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError
+    return dict(pairs)
+
+
 _READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     bool: ("True or False", _read_bool),
     int: ("one whole number", _read_int),
     float: ("one number", _read_float),
     str: ("one text (in YAML, quoted)", _read_str),
+    dict[str, Any]: ("one JSON object in quotes, such as '{\"name\": 1}' (in YAML, a mapping)", _read_json_object),
 }
 
 

@@ -81,7 +81,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "deepspeed_checkpoint_load_universal": "a run resumes with the learners and the stage with which it was begun",
     "gather_whole_model": "weights are gathered one after another",
     "vllm_sync_backend": "weight_transport says how weights travel; by default the fastest way that there is",
-    "vllm_attention_backend": "vLLM chooses; set VLLM_ATTENTION_BACKEND in the environment",
+    "vllm_attention_backend": 'vLLM chooses; to choose: vllm_engine_args {"attention_config": {"backend": "FLASH_ATTN"}}',
     "enable_queue_dashboard": "the queues are in the log every statistics_interval_s and in the metrics queue/*",
     "queue_dashboard_port": "the queues are in the log every statistics_interval_s and in the metrics queue/*",
     "record_entropy": "policy/entropy_avg is always recorded",
@@ -95,7 +95,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "masked_mean_axis": f"{OLD}; loss_denominator says what is averaged",
     "update_progress_every": f"{OLD}; progress is shown with every step",
     "num_evals": f"{OLD}; local_eval_every is the number of steps from one evaluation to the next",
-    "use_fp8_kv_cache": f"{OLD}; the key-value cache has the model's type",
+    "use_fp8_kv_cache": f'{OLD}; vllm_engine_args {{"kv_cache_dtype": "fp8"}} sets the type of the key-value cache',
 }
 """Why each option has no effect in this project, by name."""
 

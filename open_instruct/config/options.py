@@ -5,7 +5,7 @@ values are mistakes. The options of a workflow, a loss or an advantage are decla
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.algorithms.distillation import DISTILLATION_LOSSES
@@ -352,6 +352,9 @@ class VLLMOptions:
     staleness bound, which is about tokens: metric kv_age says how old they are."""
     vllm_max_num_seqs: int = limited(256, COUNT)
     """Most responses that an engine generates at once."""
+    vllm_engine_args: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's engines that sample, as JSON: {"kv_cache_dtype": "fp8"}. The names are the fields of
+    vllm.EngineArgs. Those that this program sets itself are refused."""
     engine_sleep_after_s: float | None = limited(None, POSITIVE)
     """Seconds without work after which an engine sleeps: it gives memory back until its next prompt. By default it never does."""
     engine_sleep_level: Literal[1, 2] | None = None

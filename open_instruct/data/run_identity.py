@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from open_instruct.config.engine_arguments import arguments_that_change_samples
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.mixer import Amount, parse_mixer_list, splits_of_names
 from open_instruct.registry import options_of
@@ -76,6 +77,7 @@ def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[st
         "options": {name: getattr(args, name) for name in OPTIONS}
         # The type that auto means on this device, because DeepSpeed reads no checkpoint of another type.
         | {"model_dtype": args.device.dtype}
+        | {"vllm_engine_args": arguments_that_change_samples(args.vllm_engine_args)}
         | {name: getattr(own, name) for name in identity_options(args.rollout_workflow)}
     }
     if inputs is None:

@@ -209,7 +209,8 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             enforce_eager=args.vllm_enforce_eager,
-        ),
+        )
+        | args.vllm_engine_args,
         env=device.engine_env(enforce_eager=args.vllm_enforce_eager, ready_timeout_s=args.init_timeout_s),
     )
 
