@@ -85,7 +85,7 @@ _FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-
 
 def math_value(latex: str) -> tuple[Fraction | str, str]:
     """The exact number that LaTeX stands for, or else the LaTeX without spacing; and the unit after the number, or ""."""
-    text = latex.strip().rstrip(".").replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    text = without_full_stop(latex.strip()).replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
     text = " ".join(_DOLLAR.sub(" ", without_spacing(_THOUSANDS.sub(",", text))).split())
     if len(text) > MAX_NUMBER:
         return _compact(text), ""
@@ -98,6 +98,11 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
     text = _compact(text)
     number = _exactly(text)
     return (text if number is None else number), ""
+
+
+def without_full_stop(text: str) -> str:
+    """`3` for `3.`; `0.333...` unchanged, because its dots stand for further digits."""
+    return text if text.endswith("..") else text.removesuffix(".")
 
 
 def without_spacing(latex: str) -> str:

@@ -6,7 +6,7 @@ characters, or takes time linear in the length of the text.
 
 import re
 
-from open_instruct.verifiers.answer_reading import boxed_answer
+from open_instruct.verifiers.answer_reading import boxed_answer, extract_answer, without_full_stop
 
 LONGEST_WHOLE = 100
 """Longest response, in characters, that may be an answer as a whole."""
@@ -27,7 +27,13 @@ _box_begins = re.compile(r"\\boxed[ \t\n]*\{")
 _LINES = re.compile(r"\\begin\{(aligned|split|gathered)\}(.*)\\end\{\1\}", re.DOTALL)
 _BODIES = ("dollars", "brackets", "environment", "dollar", "parentheses")
 _FINAL = re.compile(r"final answer is\b", re.IGNORECASE)
-_ANSWER_LINE = re.compile(r"^ *(?:\*\*)?(?:final )?answer(?:\*\*)?:", re.IGNORECASE | re.MULTILINE)
+_ANSWER_LINE = re.compile(
+    r"^ *(?:\*\*)?(?:final )?answer(?:\*\*)?:|^[ \t#*_]*(?:the )?(?:final )?answer[ \t*_]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""`Answer:` at the beginning of a line, or a heading such as `**Final Answer**`."""
+_MARKED_LINE = re.compile(r"(?:\A|\n)[ \t]*####[ \t]*([^#\s][^\n]*)\Z")
+"""The last line of a response in the form of GSM8K's solutions: `#### 42`."""
 _STATED_IN_LABEL = re.compile(r"\banswer(?: is\b|(?:\*\*)?:)", re.IGNORECASE)
 _END_OF_STATEMENT = re.compile(r"\n|I hope it is correct", re.IGNORECASE)
 _NOT = r"(?:not|nor|neither|never|cannot|[a-z]+n['\u2019]t)"
@@ -42,15 +48,21 @@ _REMARK = re.compile(r"[.,;:!()]|because\b|since\b|as\b|which\b", re.IGNORECASE)
 def math_answer(text: str) -> str | None:
     """The answer in a response; None if there is none.
 
-    The answer is the last `\\boxed{…}`. Without a box, it is what `Final Answer: The final answer is $…$.` or a last line
-    `Answer: …` says. Without these, it is the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its sentence denies it
-    or offers another. Without any formula, it is the whole response, if that is short enough to be an answer.
+    The answer is the last `\\boxed{…}` or `<answer>…</answer>`, and of the text in these tags the part that this function finds
+    in it. Without either, it is what `Final Answer: The final answer is $…$.`, a last line `#### …` or `Answer: …`, or the line
+    below a heading `Final Answer` says. Without these, it is the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its
+    sentence denies it or offers another. Without any formula, it is the whole response, if that is short enough to be an answer.
     """
+    tagged = extract_answer(text)
+    if tagged is not None and not _box_begins.search(text, text.rfind("</answer>")):
+        return math_answer(tagged)
     if (boxed := boxed_answer(text)) is not None or _box_begins.search(text):
         return boxed
     if (final := final_answer(text)) is not None:
         return final
     end = _last_part(text)
+    if marked := _MARKED_LINE.search(end.rstrip()):
+        return _statement(marked[1])
     if (said := _answer_line(end)) is not None:
         return said
     formulas = [found for found in _formula.finditer(end) if found.lastgroup]
@@ -120,7 +132,7 @@ def _body(formula: re.Match[str]) -> str:
     lines = _LINES.fullmatch(body.strip())
     if lines or formula["environment"] is not None:
         body = _last_equation(lines[2] if lines else body)
-    return body.strip().rstrip(".,;")
+    return without_full_stop(body.strip().rstrip(",;"))
 
 
 def _last_equation(lines: str) -> str:

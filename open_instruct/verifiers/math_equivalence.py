@@ -1,15 +1,14 @@
-"""Decides whether two mathematical expressions are equal. Structure is compared by rules of our own, single expressions by
-math-verify (sympy).
+"""Decides whether two mathematical answers in LaTeX are equal. Structure is compared here, single expressions by their values.
 
 `answer_reading.math_value` handles what it can read: numbers, and numbers with units. All other answers are compared here. Lists,
-tuples, intervals and sets are taken apart and their elements compared one by one, so sympy sees only single expressions in a
-strict alphabet. Anything that could mean two answers (`x > 5`, `\\pm 5`, words) equals nothing.
+tuples, sets, unions, relations and equations are taken apart (`math_parts.py`), and their elements compared one by one.
+A single expression is read as a whole or not at all (`math_syntax.py`), and two expressions are equal if they have the same value
+(`math_values.py`). What is not read equals only the same text.
 
-Needs `prepare`, which imports sympy: a scorer cannot import it in its jail.
+Needs `prepare`, which imports mpmath: a scorer cannot import it in its jail.
 """
 
 import functools
-import logging
 import math
 import re
 import sys
@@ -18,9 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
-from typing import Any
 
-from open_instruct.verifiers.answer_reading import math_value, without_font, without_spacing
+from open_instruct.verifiers import math_values
+from open_instruct.verifiers.answer_reading import math_value, without_font, without_full_stop, without_spacing
 from open_instruct.verifiers.math_names import (
     begins_a_statement,
     has_variable,
@@ -30,55 +29,51 @@ from open_instruct.verifiers.math_names import (
     name_of,
 )
 from open_instruct.verifiers.math_parts import (
+    ANY_ORDER,
     Parts,
+    alternatives,
     bracketed,
     listed,
     matrix,
+    relation,
     sides_of_equation,
     union,
+    with_signs,
     without_thousands,
 )
+from open_instruct.verifiers.math_syntax import read_expression
+from open_instruct.verifiers.math_tokens import Unreadable
 
 LONGEST = 300
-"""Longest expression, in characters, that is passed to sympy."""
+"""Longest expression, in characters, that is compared."""
 PATIENCE_S = 2.0
 """Seconds that one comparison of two expressions may take. After that they count as not equal."""
 PATIENCE_IN_ALL_S = 6.0
 """Seconds after which no further element of a list, a set or a matrix is compared."""
 _end: ContextVar[float] = ContextVar("end", default=math.inf)
-MOST_DIGITS = 30
 MOST_ELEMENTS = 16
-LARGEST_EXPONENT = 1000
-LARGEST_FACTORIAL = 100
 
-_COMMANDS = frozenset(
-    re.findall(
-        "[a-z]+",
-        "frac dfrac tfrac sqrt pi cdot times div left right infty ln log exp sin cos tan cot sec csc arcsin arccos arctan sinh "
-        "cosh tanh theta alpha beta gamma delta lambda mu phi rho sigma tau omega epsilon binom",
-    )
-)
-_DEGREES = re.compile(r"(?:\^\{?\\circ\}?|\\degree|°|\\,?\\?\$)")
+_DEGREES = re.compile(r"\^\{?\\circ\}?|\\degree|°")
+_DOLLARS = re.compile(r"\\?,?\\?\$")
+_ANGLE = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+"""A trigonometric function, in which degrees are not left out."""
 _UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!) *(?=[0-9]{3}(?![0-9]))")
 """Separators of thousands that are never anything else. A plain comma may also separate elements of a list."""
-_BASE_TEN = re.compile(r"(?<=[0-9])_\{?10\}?$")
 _FACTORIAL_EQUALS = re.compile(r"\A([^A-Za-z=]*[0-9]!)=")
 """`5!=120`; `x!=3` means something else."""
-_SEVERAL = re.compile(r"[%<>≤≥≠∈±]|[!~]=|\\(?:pm|mp|leq?|geq?|neq?|in|lt|gt)(?![A-Za-z])")
-"""Signs of a statement that more than one number satisfies, or of a percentage."""
-_SEPARATE = re.compile(r"\\q?quad(?![A-Za-z])[^=]*=")
-"""Space before a second statement: `x = 1 \\quad y = 2`."""
+_WIDE_SPACE = re.compile(r"\\q?quad(?![A-Za-z])")
+_SPACE_BESIDE_COMMA = re.compile(
+    rf"(?<=[,{ANY_ORDER}])\s*(?:{_WIDE_SPACE.pattern}\s*)+|(?:{_WIDE_SPACE.pattern}\s*)+(?=[,{ANY_ORDER}])"
+)
 _ELEMENT_OF = re.compile(r"^[A-Za-z] *(?:\\in(?![A-Za-z])|∈)")
 _UNIT_BEHIND = re.compile(r"^(.*[^\\])\\(?:text|mathrm|mbox)\{([^{}]*)\}(\^\{?[23]\}?)?$")
-_EXPONENT = re.compile(r"\^\{?-?([0-9]+)")
-_ALLOWED = re.compile(r"[A-Za-z0-9+\-*/^_{}()\[\].!' \\|]*")
 
 
 def are_equal(answer: str, label: str) -> bool:
     """Whether two expressions in LaTeX mean the same.
 
-    `2\\sqrt{2}` and `\\sqrt{8}` do, `x = 5` and `5`, `(1, 2)` and `(1,2)`, `90^\\circ` and 90. `1, 2` and `2, 1` do not, nor do
-    0.333 and `\\frac{1}{3}`.
+    `2\\sqrt{2}` and `\\sqrt{8}` do, `x = 5` and `5`, `(1, 2)` and `(1,2)`, `90^\\circ` and 90, `x \\geq 2` and `2 \\leq x`.
+    `1, 2` and `2, 1` do not, nor do 0.333 and `\\frac{1}{3}`.
     """
     if max(len(answer), len(label)) > LONGEST:
         return False
@@ -94,15 +89,7 @@ def are_equal(answer: str, label: str) -> bool:
 
 def prepare() -> None:
     """Import what comparisons need. Some parts are imported only during a comparison, so a few are made."""
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
-    for pair in (
-        (r"\frac{1}{\sqrt{3}}", r"\frac{\sqrt{3}}{3}"),
-        ("x^2+2x+1", "(x+1)^2"),
-        (r"\sin x", r"\cos x"),
-        ("4!", "x"),
-        ("2x+3y=6", "4x+6y=12"),
-    ):
+    for pair in ((r"\sin(2x)", r"2\sin x\cos x"), (r"\ln\sqrt{2}", r"\frac{\ln 2}{2}"), ("x+y=1", "2x+2y=2")):
         are_equal(*pair)
 
 
@@ -110,12 +97,16 @@ def prepare() -> None:
 
 
 def _plain(latex: str) -> str | None:
-    """The expression without spacing, font, degrees and base 10; None if it cannot be a single answer."""
-    text = latex.strip().strip("$").rstrip(".").replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
-    text = _of_interval(_FACTORIAL_EQUALS.sub(r"\1 =", _UNMISTAKABLE_THOUSANDS.sub("", text)))
-    if _SEVERAL.search(text) or _SEPARATE.search(text):
+    """The expression without spacing, font and degrees, with one sign for each relation; None if it is two statements."""
+    text = without_full_stop(latex.strip().strip("$")).replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
+    text = with_signs(_FACTORIAL_EQUALS.sub(r"\1 =", _UNMISTAKABLE_THOUSANDS.sub("", text)))
+    text = _of_interval(_SPACE_BESIDE_COMMA.sub(" ", text))
+    if _WIDE_SPACE.search(text) or "~=" in text:
         return None
-    return without_font(_BASE_TEN.sub("", _DEGREES.sub("", without_spacing(text)).strip())) or None
+    text = _DOLLARS.sub("", without_spacing(text)).strip()
+    if not _ANGLE.search(text):
+        text = _DEGREES.sub("", text).strip()
+    return without_font(text) or None
 
 
 def _of_interval(text: str) -> str:
@@ -138,7 +129,10 @@ def _equal(answer: str, label: str) -> bool:
         return False
     lists = listed(answer), listed(label)
     if any(lists):
-        return _same_parts(*lists)
+        return _same_lists(lists[0] or bracketed(answer), lists[1] or bracketed(label))
+    relations = relation(answer), relation(label)
+    if any(relations):
+        return _same_relations(*relations)
     if "=" in answer or "=" in label:
         sides, sides_of_label = sides_of_equation(answer), sides_of_equation(label)
         if sides is None or sides_of_label is None:
@@ -152,15 +146,58 @@ def _equal(answer: str, label: str) -> bool:
     return _same_expression(answer, label)
 
 
+def _same_lists(parts: Parts, others: Parts) -> bool:
+    """Whether two lists are the same. Their order counts, unless one offers alternatives (`1 \\text{ or } 2`, `\\pm 1`) or each
+    element names another variable (`x = 1, y = 2`). A set has no order, and may offer the alternatives."""
+    if parts is None or others is None:
+        return False
+    kinds = {parts[0], others[0]}
+    if ANY_ORDER in kinds and kinds <= {ANY_ORDER, "list", "{}"}:
+        return _same_parts((ANY_ORDER, parts[1]), (ANY_ORDER, others[1]))
+    if kinds == {"list"}:
+        names, other_names = _names(parts[1]), _names(others[1])
+        if names and other_names and sorted(names) == sorted(other_names):
+            others = "list", [others[1][other_names.index(name)] for name in names]
+    return _same_parts(parts, others)
+
+
+def _names(equations: list[str]) -> list[str]:
+    """The names of the values in a list such as `x = 1, y = 2`. Empty if there are others than named values, or two of a name."""
+    sides = [sides_of_equation(equation) or [""] for equation in equations]
+    names = [name_of(one[0]) if len(one) > 1 else None for one in sides]
+    return [name for name in names if name] if None not in names and len(set(names)) == len(names) else []
+
+
 def _same_parts(parts: Parts, others: Parts) -> bool:
     if parts is None or others is None:
         return False
     (kind, elements), (other_kind, other_elements) = parts, others
+    if kind in ("{}", ANY_ORDER):
+        elements, other_elements = (
+            [part for one in some for part in alternatives(one)] for some in (elements, other_elements)
+        )
     if kind != other_kind or not 0 < len(elements) == len(other_elements) <= MOST_ELEMENTS:
         return False
-    if kind == "{}":
+    if kind in ("{}", "union", ANY_ORDER):
         return _equal_as_sets(elements, other_elements)
     return all(map(_equal, elements, other_elements))
+
+
+def _same_relations(statement: tuple[str, list[str]] | None, label: tuple[str, list[str]] | None) -> bool:
+    """Whether two relations, or chains of them, are the same side by side, read in either direction: `1 < x \\leq 2` and
+    `2 \\geq x > 1`."""
+    if statement is None or label is None:
+        return False
+    (signs, sides), (wanted, sides_wanted) = statement, label
+    turned = signs.translate(str.maketrans("<>≤≥", "><≥≤"))[::-1]
+    return any(
+        some_signs == wanted and all(map(_same_side, some_sides, sides_wanted))
+        for some_signs, some_sides in ((signs, sides), (turned, sides[::-1]))
+    )
+
+
+def _same_side(side: str, other: str) -> bool:
+    return _same_value(side, other) or _same_expression(side, other)
 
 
 def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
@@ -177,23 +214,18 @@ def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
     if not before_in_label:
         if is_multiple_of_a_variable(before[0]) or not _equal(value, wanted):
             return False
-        return has_variable(before[0]) or not _is_safe(before[0]) or _equal(before[0], value)
+        return has_variable(before[0]) or not _is_readable(before[0]) or _equal(before[0], value)
     name_in_label = name_of(before_in_label[0])
     name = name_of(before[0]) if before else name_in_label
     if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, wanted):
         return True
-    return len(answer) == len(label) == 2 and _same_equation(answer, label)
-
-
-def _same_equation(answer: list[str], label: list[str]) -> bool:
-    if not all(map(_is_safe, (*answer, *label))):
-        return False
-    return _are_multiples("=".join(answer), "=".join(label))
+    return len(answer) == len(label) == 2 and _same_equation(*answer, *label)
 
 
 def _same_value(left: str, right: str) -> bool:
     (value, unit), (other, other_unit) = math_value(left), math_value(right)
-    return value == other and (unit == other_unit or "" in (unit, other_unit)) and "%" not in (unit, other_unit)
+    units_agree = unit == other_unit or ("" in (unit, other_unit) and "%" not in (unit, other_unit))
+    return value == other and units_agree
 
 
 def _equal_as_sets(elements: list[str], others: list[str]) -> bool:
@@ -210,13 +242,11 @@ def _equal_as_sets(elements: list[str], others: list[str]) -> bool:
 
 
 def _same_expression(left: str, right: str) -> bool:
-    """Whether two expressions without commas are equal, decided by sympy."""
+    """Whether two expressions without commas have the same value."""
     (left, unit), (right, other_unit) = _without_unit(left), _without_unit(right)
     if unit != other_unit and unit and other_unit:
         return False
-    if not (_is_safe(left) and _is_safe(right)) or (_is_number(left) and _is_number(right)):
-        return False
-    return _by_sympy(left, right)
+    return not (_is_number(left) and _is_number(right)) and _same_at_points(left, right)
 
 
 def _without_unit(text: str) -> tuple[str, str]:
@@ -232,62 +262,29 @@ def _is_number(text: str) -> bool:
     return isinstance(math_value(text)[0], Fraction)
 
 
-def _is_safe(text: str) -> bool:
-    """Whether the text is safe for sympy: only commands and letters of the alphabet above, and no number that takes for ever."""
-    if not _ALLOWED.fullmatch(text) or text.count("|") % 2:
+def _is_readable(text: str) -> bool:
+    try:
+        read_expression(text)
+    except Unreadable:
         return False
-    if any(command not in _COMMANDS for command in re.findall(r"\\([A-Za-z]+)", text)):
-        return False
-    if re.search(r"[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", " ", text)) or re.search(r"\b(?:or|is|if|no|to)\b", text):
-        return False  # words
-    if any(len(digits) > MOST_DIGITS for digits in re.findall("[0-9]+", text)) or "!!" in text:
-        return False
-    if any(int(exponent) > LARGEST_EXPONENT for exponent in _EXPONENT.findall(text)) or _has_power_in_power(text):
-        return False
-    return all(number and int(number) <= LARGEST_FACTORIAL for number in re.findall(r"([0-9]*)\)?!", text))
-
-
-def _has_power_in_power(text: str) -> bool:
-    """Whether a power contains a power: `2^{3^{4}}`, or `(2^3)^4`."""
-    return re.search(r"\^\{[^{}]*\^", text) is not None or re.search(r"\^[^+\-*/]*\)\}?\^", text) is not None
+    return True
 
 
 @functools.lru_cache(maxsize=1024)
-def _by_sympy(left: str, right: str) -> bool:
-    from math_verify import verify
-
-    def compare() -> bool:
-        given, wanted = _parsed(left), _parsed(right)
-        return verify(wanted, given, float_rounding=12, numeric_precision=20, strict=True, timeout_seconds=0)
-
-    return bool(within(PATIENCE_S, compare))
+def _same_at_points(left: str, right: str) -> bool:
+    if not (_is_readable(left) and _is_readable(right)):
+        return False
+    return within(PATIENCE_S, lambda: math_values.same_value(read_expression(left), read_expression(right)))
 
 
 @functools.lru_cache(maxsize=1024)
-def _are_multiples(left: str, right: str) -> bool:
-    """Whether one equation is the other multiplied by a number. (math-verify would solve both, and call all equations equal that
-    it cannot solve, such as `f(2) = 3` and `f(3) = 3`.)"""
-    from sympy import Eq, simplify
-
-    def compare() -> bool:
-        given, wanted = _parsed(left)[0], _parsed(right)[0]
-        if not all(isinstance(equation, Eq) for equation in (given, wanted)):
-            return False
-        ratio = simplify((given.lhs - given.rhs) / (wanted.lhs - wanted.rhs))
-        return ratio.is_number and ratio.is_finite and not ratio.is_zero
-
-    return bool(within(PATIENCE_S, compare))
-
-
-def _parsed(latex: str) -> list[Any]:
-    """The expression as a sympy object, then as text. Raises `ValueError` without such an object: texts were compared before."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
-    found = parse(f"${latex}$", kinds, parsing_timeout=0)  # without its own limit, which needs signals
-    if not found or isinstance(found[0], str):
-        raise ValueError(f"no expression: {latex}")
-    return found
+def _same_equation(left: str, right: str, other_left: str, other_right: str) -> bool:
+    """Whether one equation is the other multiplied by a number."""
+    texts = (left, right, other_left, other_right)
+    if not all(map(_is_readable, texts)):
+        return False
+    first, second, third, fourth = map(read_expression, texts)
+    return within(PATIENCE_S, lambda: math_values.same_equation((first, second), (third, fourth)))
 
 
 class _TookTooLong(BaseException):
@@ -301,7 +298,7 @@ def within(limit_s: float, call: Callable[[], bool]) -> bool:
             return call()
     except (_TookTooLong, RecursionError, MemoryError):
         return False
-    except Exception:  # sympy and the parser raise anything for input that makes no sense
+    except (ArithmeticError, ValueError, TypeError):  # what mpmath raises for values that an operation does not have
         return False
 
 

@@ -1,4 +1,4 @@
-"""Takes a mathematical expression in LaTeX apart: lists, sets, intervals, unions, matrices, the sides of an equation."""
+"""Takes mathematics in LaTeX apart: lists, alternatives, sets, intervals, unions, matrices, relations, equations."""
 
 import itertools
 import re
@@ -16,9 +16,49 @@ _KINDS = {"Bmatrix": "braces", "vmatrix": "determinant", "Vmatrix": "norm"}
 """Matrix environments whose brackets mean something other than a matrix."""
 
 
+ANY_ORDER = "∨"
+"""The sign for `or`, and the kind of a list of alternatives: the order of its elements does not count."""
+_RELATIONS = {
+    "≤": r"<=|\\leqslant|\\leqq|\\leq|\\le",
+    "≥": r">=|\\geqslant|\\geqq|\\geq|\\ge",
+    "≠": r"!=|\\neq|\\ne|\\not *=",
+    "<": r"\\lt",
+    ">": r"\\gt",
+    "±": r"\\pm",
+    "∓": r"\\mp",
+    "\\emptyset ": r"\\varnothing|∅|\\\{ *\\\}",
+}
+_SIGNS = [(sign, re.compile(f"(?:{commands})(?![A-Za-z])")) for sign, commands in _RELATIONS.items()]
+_WORD = r"(?:\\(?:text|textrm|mbox|mathrm) *\{{[ ,~]*{word}[ ,~]*\}}|(?<![A-Za-z\\]){word}(?![A-Za-z]))"
+_OR = re.compile(r"(?:,\s*)?" + _WORD.format(word="or") + r"|\\lor(?![A-Za-z])")
+_AND = re.compile(r"(?:,\s*)?" + _WORD.format(word="and"))
+
+
+def with_signs(latex: str) -> str:
+    """LaTeX with one sign for each kind of relation, `\\pm` and the empty set, and for `and` and `or` between parts."""
+    for sign, commands in _SIGNS:
+        latex = commands.sub(lambda _, sign=sign: sign, latex)
+    return _AND.sub(", ", _OR.sub(ANY_ORDER, latex))
+
+
+def relation(text: str) -> tuple[str, list[str]] | None:
+    """The signs and the sides of a chain such as `1 < x ≤ 2`; None if no sign is outside brackets, or a side is empty."""
+    sides = split_outside_brackets(text, "<>≤≥≠")
+    if sides is None or len(sides) < 2:
+        return None
+    return "".join(sign for sign in text if sign in "<>≤≥≠"), sides
+
+
+def alternatives(text: str) -> list[str]:
+    """Both values of a text with `±`; the text alone if it has none, or more than one: `± a ± b` may mean two values or four."""
+    if text.count("±") + (text.count("∓") and "±" not in text) != 1:
+        return [text]
+    return [text.replace("±", one).replace("∓", other) for one, other in (("+", "-"), ("-", "+"))]
+
+
 def union(text: str) -> Parts:
-    parts = re.split(r"\\cup(?![A-Za-z])|∪", text)
-    return ("union", [part.strip() for part in parts]) if len(parts) > 1 else None
+    parts = split_outside_brackets(re.sub(r"\\cup(?![A-Za-z])", "∪", text), "∪")
+    return ("union", parts) if parts is not None and len(parts) > 1 else None
 
 
 def bracketed(text: str) -> Parts:
@@ -36,8 +76,24 @@ def bracketed(text: str) -> Parts:
 
 
 def listed(text: str) -> Parts:
-    elements = split_outside_brackets(text, ",")
-    return ("list", elements) if elements is not None and len(elements) > 1 else None
+    """`1, 2`; or in any order `1 ∨ 2`, `± 1`. Of `x = 1, y = 2 ∨ x = 3, y = 4` the elements are two lists."""
+    groups = split_outside_brackets(text, ANY_ORDER)
+    if groups is None:
+        return None
+    lists = [split_outside_brackets(group, ",") for group in groups]
+    if len(groups) > 1 and any(sign in text for sign in "=<>≤≥≠") and any(one and len(one) > 1 for one in lists):
+        return ANY_ORDER, groups
+    elements = [element for one in lists for element in one or [""]]
+    if not all(elements):
+        return None
+    has_signs = any(len(alternatives(element)) > 1 and not _is_set(element) for element in elements)
+    if len(elements) < 2 and not has_signs:
+        return None
+    return ANY_ORDER if has_signs or len(groups) > 1 else "list", elements
+
+
+def _is_set(text: str) -> bool:
+    return text.startswith("\\{") and text.endswith("\\}")
 
 
 def matrix(text: str) -> Parts:
@@ -72,7 +128,7 @@ def without_thousands(text: str) -> str:
     return _GROUPED.sub(lambda found: found[0] if depths[found.start()] else found[0].replace(",", ""), text)
 
 
-def split_outside_brackets(text: str, separator: str) -> list[str] | None:
+def split_outside_brackets(text: str, separators: str) -> list[str] | None:
     """Parts between separators outside of brackets; None if brackets do not match, or a part is empty."""
     depth, start, parts = 0, 0, []
     for position, character in enumerate(text):
@@ -82,7 +138,7 @@ def split_outside_brackets(text: str, separator: str) -> list[str] | None:
             depth -= 1
             if depth < 0:
                 return None
-        elif character == separator and depth == 0:
+        elif character in separators and depth == 0:
             parts.append(text[start:position].strip())
             start = position + 1
     parts.append(text[start:].strip())

@@ -40,6 +40,8 @@ from open_instruct.verifiers.math_tokens import (
 )
 
 MOST_DEPTH = 40
+_LETTERS_AS_DIGITS = re.compile(r"(?=[A-Z]*[0-9])(?=[0-9]*[A-F])([0-9A-F]+)_\{?(1[1-6])\}?")
+"""`A3_{16}`, which is 163."""
 _SCIENTIFIC = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([-+]?[0-9]{1,3})")
 
 
@@ -47,26 +49,21 @@ def read_expression(latex: str) -> Node:
     """The expression that the whole text stands for. Raises `Unreadable`."""
     if scientific := _SCIENTIFIC.fullmatch(latex.strip()):
         return Node("number", value=Fraction(scientific[1]) * Fraction(10) ** int(scientific[2]))
+    if digits := _LETTERS_AS_DIGITS.fullmatch(latex.strip()):
+        return Node("number", value=number_in_base(digits[1], int(digits[2])))
     reader = _Reader(tokens_of(latex))
-    node = reader.read_sum()
+    node = reader.read_content()
     if reader.next:
         raise Unreadable(f"not read: {reader.next}")
     return node
 
 
 @dataclass
-class _Reader:
-    """Reads tokens from left to right. Each method reads one part of the grammar and stops behind it."""
+class _Cursor:
+    """A position in a list of tokens."""
 
     tokens: list[str]
     position: int = 0
-    depth: int = 0
-    in_bars: list[bool] = field(default_factory=lambda: [False])
-    """For each bracket around the position, whether it is a bar: then the next bar closes it."""
-    in_angle: bool = False
-    """Inside the argument of a trigonometric function, where degrees differ from numbers."""
-    open_function_ends: int = -1
-    """The position behind the last function whose argument has no brackets."""
 
     @property
     def next(self) -> str:
@@ -78,6 +75,52 @@ class _Reader:
             raise Unreadable(f"{token or 'an operand'} is missing before {taken or 'the end'}")
         self.position += 1
         return taken
+
+    def read_raw(self) -> list[str]:
+        """The tokens in braces, or a single token."""
+        if self.next != "{":
+            return [self.take()]
+        start = self.position + 1
+        end = self.closing(self.position)
+        self.position = end + 1
+        return self.tokens[start:end]
+
+    def closing(self, opening: int) -> int:
+        """The position of the bracket that closes the bracket at `opening`."""
+        depth = 0
+        for position in range(opening, len(self.tokens)):
+            depth += (self.tokens[position] in ("(", "{")) - (self.tokens[position] in (")", "}"))
+            if depth == 0:
+                return position
+        raise Unreadable("a bracket without its partner")
+
+    def read_primes(self) -> str:
+        primes = ""
+        while True:
+            behind = self.tokens[self.position : self.position + 4]
+            if behind[:1] == ["'"]:
+                length = 1
+            elif behind[:2] == ["^", r"\prime"]:
+                length = 2
+            elif behind == ["^", "{", r"\prime", "}"]:
+                length = 4
+            else:
+                return primes
+            primes += "'"
+            self.position += length
+
+
+@dataclass
+class _Reader(_Cursor):
+    """Reads tokens from left to right. Each method reads one part of the grammar and stops behind it."""
+
+    depth: int = 0
+    in_bars: list[bool] = field(default_factory=lambda: [False])
+    """For each bracket around the position, whether it is a bar: then the next bar closes it."""
+    in_angle: bool = False
+    """Inside the argument of a trigonometric function, where degrees differ from numbers."""
+    open_function_ends: int = -1
+    """The position behind the last function whose argument has no brackets."""
 
     # --- sums and products --------------------------------------------------------------------------------------------
 
@@ -210,12 +253,17 @@ class _Reader:
             raise Unreadable("a number before a fraction: neither a product nor a mixed number")
         return Node("sum", (number, fraction))
 
+    def read_content(self) -> Node:
+        """A sum, or two with `\\choose` or `\\over` between them."""
+        content = self.read_sum()
+        if self.next in (r"\choose", r"\over"):
+            content = Node("binomial" if self.take() == r"\choose" else "quotient", (content, self.read_sum()))
+        return content
+
     def read_brackets(self) -> Node:
         opening = self.take()
         self.in_bars.append(opening == "|")
-        content = self.read_sum()
-        if opening == "{" and self.next in (r"\choose", r"\over"):
-            content = Node("binomial" if self.take() == r"\choose" else "quotient", (content, self.read_sum()))
+        content = self.read_content() if opening == "{" else self.read_sum()
         self.take(CLOSING[opening])
         self.in_bars.pop()
         return Node(ROUNDED[opening], (content,)) if opening in ROUNDED else content
@@ -312,39 +360,6 @@ class _Reader:
         if len(index) > 1 and index[0].isdecimal() and self.tokens[self.position - 1] != "}":
             raise Unreadable("digits without braces")
         return index
-
-    def read_raw(self) -> list[str]:
-        """The tokens in braces, or a single token."""
-        if self.next != "{":
-            return [self.take()]
-        start = self.position + 1
-        end = self.closing(self.position)
-        self.position = end + 1
-        return self.tokens[start:end]
-
-    def closing(self, opening: int) -> int:
-        """The position of the bracket that closes the bracket at `opening`."""
-        depth = 0
-        for position in range(opening, len(self.tokens)):
-            depth += (self.tokens[position] in ("(", "{")) - (self.tokens[position] in (")", "}"))
-            if depth == 0:
-                return position
-        raise Unreadable("a bracket without its partner")
-
-    def read_primes(self) -> str:
-        primes = ""
-        while True:
-            behind = self.tokens[self.position : self.position + 4]
-            if behind[:1] == ["'"]:
-                length = 1
-            elif behind[:2] == ["^", r"\prime"]:
-                length = 2
-            elif behind == ["^", "{", r"\prime", "}"]:
-                length = 4
-            else:
-                return primes
-            primes += "'"
-            self.position += length
 
     def is_called(self, letter: str, *, has_primes: bool) -> bool:
         """Whether brackets behind a name hold its arguments (`f(x)`, `P(2)`, `y'(0)`), and are no factor (`x(x+1)`)."""

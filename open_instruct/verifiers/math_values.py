@@ -46,7 +46,7 @@ def same_equation(left: tuple[Node, Node], right: tuple[Node, Node]) -> bool:
 
     Equations without variables, and those that always hold (`x = x`), are never the same.
     """
-    if not (_variables(left) and _variables(right)):
+    if not all(any(map(_is_unknown, sides)) for sides in (left, right)):
         return False
     first: dict[_Numbers, tuple[Value, Value]] = {}
 
@@ -62,26 +62,28 @@ def same_equation(left: tuple[Node, Node], right: tuple[Node, Node]) -> bool:
     return _holds(is_multiple, (*left, *right))
 
 
-def _variables(nodes: tuple[Node, ...]) -> set[str]:
-    """What takes random values in expressions: names, and functions of unknown meaning."""
-    return set().union(*map(names_in, nodes))
+def _is_unknown(node: Node) -> bool:
+    """Whether an expression holds a variable, or a function of unknown meaning."""
+    return node.operation in ("name", "call") or any(map(_is_unknown, node.arguments))
 
 
 def _holds(check: Callable[["_Numbers", Mapping[str, Fraction]], bool], nodes: tuple[Node, ...]) -> bool:
-    names = _variables(nodes)
+    names = set().union(*map(names_in, nodes))
     whole = set().union(*map(_in_factorials, nodes))
     rough, exact = _numbers()
     num_defined = 0
-    for number in range(NUM_POINTS if names else 1):
+    is_unknown = any(map(_is_unknown, nodes))
+    for number in range(NUM_POINTS if is_unknown else 1):
         points = {name: _random_value(name, number, is_whole=name in whole) for name in names}
-        rough.begin()
+        rough.begin(number)
+        exact.begin(number)
         try:
             if not all(check(one, points) for one in ((rough, exact) if num_defined < EXACT_POINTS else (rough,))):
                 return False
         except (Unreadable, ArithmeticError, ValueError):  # not defined at this point
             continue
         num_defined += 1
-    return num_defined >= (FEWEST_POINTS if names else 1)
+    return num_defined >= (FEWEST_POINTS if is_unknown else 1)
 
 
 def _in_factorials(node: Node) -> set[str]:
@@ -123,10 +125,11 @@ class _Numbers:
         self._context.dps = digits
         self._is_rough = is_rough
         self._smallest = self._context.mpf(10) ** -SMALLEST_DIFFERENCE
-        self._largest = self._context.mpf(1)
+        self.begin(0)
 
-    def begin(self) -> None:
-        """Forget the largest number of the last point."""
+    def begin(self, point: int) -> None:
+        """Begin with another point: functions have other values there."""
+        self._point = point
         self._largest = self._context.mpf(1)
 
     def are_equal(self, left: Value, right: Value) -> bool:
@@ -230,7 +233,7 @@ class _Numbers:
     def _unknown_function(self, name: str, arguments: list[Value]) -> Fraction:
         """A random value, the same for the same function and arguments."""
         places = [self._context.nstr(self._real(argument), 25) for argument in arguments]
-        return _random_value(f"{name} of {', '.join(places)}", 0)
+        return _random_value(f"{name} of {', '.join(places)}", self._point)
 
     def _real(self, value: Value) -> Value:
         if not isinstance(value, Fraction):

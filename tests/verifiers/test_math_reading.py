@@ -1,0 +1,277 @@
+r"""What `math` reads whole or not at all: tiny values, relations, alternatives, words, bases, tags. Each right answer
+stands beside near misses, which must stay wrong. The values are worked out by hand."""
+
+import pytest
+
+from open_instruct.verifiers import math_equivalence
+from open_instruct.verifiers.math_syntax import read_expression
+from open_instruct.verifiers.math_tokens import Unreadable
+from open_instruct.verifiers.registry import score_response
+
+RIGHT, WRONG = 1.0, 0.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prepared() -> None:
+    math_equivalence.prepare()
+
+
+def score(label: str, text: str) -> float:
+    return score_response("math", label, [], text).score
+
+
+def score_boxed(label: str, answer: str) -> float:
+    return score(label, rf"Thus it is $\boxed{{{answer}}}$.")
+
+
+def score_both_ways(left: str, right: str) -> set[float]:
+    return {score_boxed(left, right), score_boxed(right, left)}
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}"),
+        ("10^{-25}", "10^{-26}"),
+        ("2^{-50}", "0.0"),
+        ("2^{-50}", "0"),
+        (r"(\frac{1}{2^{50}}, 1)", "(0.0, 1)"),
+        (r"\{2^{-60}, 1\}", r"\{2^{-61}, 1\}"),
+        ("[0, 10^{-13}]", "[0, 0.0]"),
+        (r"\sqrt{2}\cdot 10^{-30}", r"\sqrt{3}\cdot 10^{-30}"),
+        (r"1+10^{-40}\sqrt{2}", "1"),
+        ("x+2^{-200}", "x"),
+        (r"\sqrt{10^{200}+1}", "10^{100}"),
+        ("e^{-100}", "0"),
+        ("10^{-400}", "0"),
+        ("2x+3y=10^{-30}", "2x+3y=0"),
+    ],
+)
+def test_tiny_numbers_and_differences_count(left: str, right: str) -> None:
+    assert score_both_ways(left, right) == {WRONG}
+    assert score_both_ways(left, left) == {RIGHT}
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (r"\frac{1}{2^{99}}", "2^{-99}"),
+        (r"6.02\times 10^{23}", "602000000000000000000000"),
+        ("1e-5", "0.00001"),
+        ("1E+16", "10000000000000000"),
+        ("-2.5e3", "-2500"),
+        ("0.00000000000025", r"2.5 \cdot 10^{-13}"),
+        (r"10^{-25}\sqrt{8}", r"2\cdot 10^{-25}\sqrt{2}"),
+        ("101_2", "5"),
+        ("2516_8", "1358"),
+        ("A3_{16}", "163"),
+        ("12_{10}", "12"),
+        (r"0.\overline{3}", r"\frac{1}{3}"),
+        (r"0.1\overline{6}", r"\frac{1}{6}"),
+        (r"1.\overline{27}", r"\frac{14}{11}"),
+        (r"2\frac{1}{2}", "2.5"),
+        (r"{5 \choose 2}", "10"),
+        (r"\binom{n}{2}", r"\frac{n(n-1)}{2}"),
+        (r"\mathrm{e}^2", "e^2"),
+        ("i^2", "-1"),
+        ("(2+3i)(1-i)", "5+i"),
+        (r"e^{i\pi}", "-1"),
+        (r"\sin 30^\circ", r"\frac{1}{2}"),
+        (r"\sqrt[3]{-8}", "-2"),
+        (r"\sqrt{5+2\sqrt{6}}", r"\sqrt{2}+\sqrt{3}"),
+        (r"\lfloor 5/2 \rfloor", "2"),
+        (r"\sqrt(2)", r"\sqrt{2}"),
+    ],
+)
+def test_equal_values_in_other_spellings(left: str, right: str) -> None:
+    assert score_both_ways(left, right) == {RIGHT}
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(
+            "\\sqrt(2)",
+            "^",
+            "+",
+            "-",
+            "\\cdot",
+            "*",
+            "/",
+            "=",
+            "^{}",
+            "\\frac{",
+            "\\sqrt",
+            "|",
+            ",",
+            "_",
+            "!",
+            "_2",
+            "'",
+        ),
+        *("\\left(2", ")", "]", "(", "\\}", "\\\\", "\\dots", "...", "\\,4", " 4", "\\overline{3}", "\\text{or}"),
+        *("\\pm 1", "\\%", "^T", "^{\\top}", "^\\prime", "\\circ", ":4", "\\to 4", "\\mid 4", "<4", "\\neq 4", "''"),
+        *("x", "i", "\\pi", "\\infty", "\\begin{pmatrix}1\\end{pmatrix}", "&", "#", "@", ";4", "²", "½"),
+        *("\\quad 4", "\\quad x", "\\text{ or }4"),
+    ],
+)
+def test_readable_beginning_is_not_the_formula(rest: str) -> None:
+    """3 followed by anything that changes it, or that makes no sense."""
+    assert score_boxed("3", f"3{rest}") == WRONG
+    assert score_boxed(r"\frac{3}{7}", rf"\frac{{3}}{{7}}{rest}") == WRONG
+    assert score_boxed("(3, 1)", f"(3{rest}, 1)") == WRONG
+    assert score_boxed(r"\sqrt{5}", rf"\sqrt{{5}}{rest}") == WRONG
+
+
+@pytest.mark.parametrize(
+    ("label", "answer"),
+    [
+        ("10", "10_2"),
+        ("f(x)", "f'(x)"),
+        ("f(x)", "f(y)"),
+        ("f(2)", "2f"),
+        ("A", "A^T"),
+        ("A", "A'"),
+        ("x", "x_1"),
+        ("z", r"\overline{z}"),
+        ("v", r"\hat{v}"),
+        (r"\sin 30", r"\sin 30^\circ"),
+        ("e", "2.718281828459045"),
+        ("x+C", "x+c"),
+        (r"\sqrt{x^2}", "x"),
+        (r"\ln|x|", r"\ln x"),
+    ],
+)
+def test_marks_on_a_name_and_near_misses_count(label: str, answer: str) -> None:
+    assert score_both_ways(label, answer) == {WRONG}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1/2x", r"\sin x/2", "2^3^4", "x!!", "2^{3}4", r"\frac123", r"\sqrt12", r"\sin(x)^2", r"3\frac{4}{2}"),
+        *("||", "x y z w)", "word", "1.2.3", ""),
+    ],
+)
+def test_text_with_two_meanings_or_none_is_not_read(text: str) -> None:
+    with pytest.raises(Unreadable):
+        read_expression(text)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (r"x\leq 3", r"x \le 3"),
+        (r"x\leqslant 3", "x <= 3"),
+        (r"x\leq \frac{1}{2}", r"x \leq 0.5"),
+        (r"1 \leq x \leq 2", r"2 \ge x \geq 1"),
+        (r"x \geq 2", r"2 \leq x"),
+        (r"x\neq 3", r"3 \ne x"),
+        (r"x \lt \sqrt{8}", r"2\sqrt{2} > x"),
+        ("0<a<b", "b>a>0"),
+        (r"x<1 \text{ or } x>2", r"x>2 \text{ or } 1>x"),
+        (r"x \ne 0, 1", r"x \neq 0, 1"),
+    ],
+)
+def test_relations_are_compared_side_by_side(left: str, right: str) -> None:
+    assert score_both_ways(left, right) == {RIGHT}
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (r"x\leq 3", "x<3"),
+        (r"x\leq 3", "3"),
+        (r"x\leq 3", "x=3"),
+        (r"x\leq 3", r"3\leq x"),
+        (r"x\leq 3", r"y\leq 3"),
+        (r"x\leq 3", r"x\leq 4"),
+        (r"x\neq 3", "x=3"),
+        (r"x\neq 3", "3"),
+        ("1<x<2", r"1<x\leq 2"),
+        ("1<x<2", "1<x"),
+        ("1<x<2", "2<x<1"),
+        (r"x<1 \text{ or } x>2", r"x<1"),
+        (r"x<1 \text{ or } x>2", r"x<2 \text{ or } x>1"),
+        (r"[0,1]", r"0\leq x\leq 1"),
+        ("5", r"x \in 5"),
+    ],
+)
+def test_other_relations_are_wrong(left: str, right: str) -> None:
+    assert score_both_ways(left, right) == {WRONG}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ("1, 2, 3", r"1, 2, \text{ and } 3", RIGHT),
+        ("1, 2", r"1 \text{ and } 2", RIGHT),
+        ("1, 2", r"2 \text{ and } 1", WRONG),
+        ("1, 2", r"1 \mbox{ or } 2", RIGHT),
+        ("1, 2", r"2 \text{ or } 1", RIGHT),
+        ("1, 2", r"1 \text{ or } 3", WRONG),
+        ("1, 2", "2, 1", WRONG),
+        (r"x=1 \text{ or } x=2", r"x=2 \quad\text{or}\quad x=1", RIGHT),
+        (r"x=1, y=2 \text{ or } x=3, y=4", r"x=3, y=4 \text{ or } x=1, y=2", RIGHT),
+        (r"x=1, y=2 \text{ or } x=3, y=4", r"x=1, y=4 \text{ or } x=3, y=2", WRONG),
+        ("x=3, y=4", "y=4, x=3", RIGHT),
+        ("x=3, y=4", "y=3, x=4", WRONG),
+        ("x=3, y=4", "x=3, z=4", WRONG),
+        (r"\pm 5", "5, -5", RIGHT),
+        (r"\pm 5", "-5, 5", RIGHT),
+        (r"\pm 5", r"\{-5, 5\}", RIGHT),
+        (r"\pm 5", r"x = 5 \text{ or } x = -5", RIGHT),
+        (r"\pm 5", "5", WRONG),
+        (r"\pm 5", "5, -4", WRONG),
+        (r"\pm 5", r"\pm 6", WRONG),
+        (r"\pm 5", "[-5, 5]", WRONG),
+        (r"\pm 1, \pm 2", "-2, -1, 1, 2", RIGHT),
+        (r"\{\pm 1\}", r"\{1, -1\}", RIGHT),
+        (r"1\pm\sqrt{2}", r"1-\sqrt{2}, 1+\sqrt{2}", RIGHT),
+        (r"1\pm\sqrt{2}", r"1+\sqrt{2}", WRONG),
+        (r"\frac{-1\pm\sqrt{5}}{2}", r"\frac{-1\mp\sqrt{5}}{2}", RIGHT),
+        (r"(-\infty, 2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)", RIGHT),
+        (r"(-\infty, 2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2]", WRONG),
+        (r"(-\infty, 2)\cup(3,\infty)", r"(-\infty,2)", WRONG),
+        (r"[0,1)\cup\{2\}", r"\{2\}\cup[0,1)", RIGHT),
+        (r"\emptyset", r"\varnothing", RIGHT),
+        (r"\emptyset", r"\{\emptyset\}", WRONG),
+        (r"10\%, 20\%", r"10 \%, 20\%", RIGHT),
+        (r"10\%, 20\%", "10, 20", WRONG),
+    ],
+)
+def test_lists_alternatives_and_sets(left: str, right: str, expected: float) -> None:
+    assert score_both_ways(left, right) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<answer>42</answer>", RIGHT),
+        ("<answer>$42$</answer>", RIGHT),
+        (r"<answer>So it is \boxed{42}.</answer>", RIGHT),
+        ("$7$, so <answer>42</answer>", RIGHT),
+        (r"\boxed{41} no: <answer>42</answer>", RIGHT),
+        (r"<answer>41</answer> no: \boxed{42}", RIGHT),
+        (r"<answer>42</answer> no: \boxed{41}", WRONG),
+        ("<answer>41</answer>", WRONG),
+        ("<answer>42 or 43</answer>", WRONG),
+        ("<answer>42</answer><answer>41</answer>", WRONG),
+        ("<answer></answer> $42$", WRONG),
+        ("6*7 is 42\n#### 42", RIGHT),
+        ("Take $x=7$.\n#### 42\n", RIGHT),
+        ("42\n#### 41", WRONG),
+        ("#### 42\nand so on, in two\nlines", WRONG),
+        ("**Final Answer**\n42", RIGHT),
+        ("### Final Answer\n\n$42$", RIGHT),
+        ("**Final Answer**\n$$42$$", RIGHT),
+        ("**Final Answer:**\n42", RIGHT),
+        ("Final Answer\n42.", RIGHT),
+        ("**Final Answer**\n41", WRONG),
+        ("**Final Answer**\n42 or 43", WRONG),
+        ("42...", WRONG),
+        ("$42...$", WRONG),
+    ],
+)
+def test_marks_of_answers(text: str, expected: float) -> None:
+    assert score("42", text) == expected
