@@ -232,7 +232,7 @@ class _Numbers:
 
     def _unknown_function(self, name: str, arguments: list[Value]) -> Fraction:
         """A random value, the same for the same function and arguments."""
-        places = [self._context.nstr(self._real(argument), 25) for argument in arguments]
+        places = [str(self._context.nstr(self._real(argument), 25)) for argument in arguments]
         return _random_value(f"{name} of {', '.join(places)}", self._point)
 
     def _real(self, value: Value) -> Value:
