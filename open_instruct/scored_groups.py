@@ -9,6 +9,9 @@ import numpy as np
 
 from open_instruct.data_types import GenerationResult, Sample
 
+ALIKE = 1e-6
+"""Relative difference up to which rewards count as the same."""
+
 
 @dataclass(frozen=True)
 class ScorePart:
@@ -79,9 +82,8 @@ class ScoredGroup:
 
     @property
     def has_zero_std(self) -> bool:
-        """Whether all conversations have the same reward. Their advantages are then all 0 and teach nothing."""
-        rewards, ends = self.scores if self.shaped_rewards is None else self.shaped_rewards, self.ends
-        return bool(np.all(rewards[ends] == rewards[ends[0]]))
+        """Whether all conversations have the same reward, up to rounding. Their advantages are then all 0 and teach nothing."""
+        return are_alike((self.scores if self.shaped_rewards is None else self.shaped_rewards)[self.ends])
 
     @property
     def has_environment_rewards(self) -> bool:
@@ -142,6 +144,15 @@ class UnscoredGroup:
     cost: float = 0.0
     misses: tuple[Misses, ...] = ()
     """All as in `ScoredGroup`."""
+
+
+def are_alike(rewards: np.ndarray) -> bool:
+    """Whether rewards are the same up to rounding: a millionth of the largest of them, or of 1 if all are smaller.
+
+    Weighted means of several verifiers' scores may differ in their last digit, 0.3 from 0.30000001, although each verifier gave
+    all responses the same score. Divided by their standard deviation, such differences would become advantages of 1 and -1.
+    """
+    return bool(np.ptp(rewards) <= ALIKE * max(1.0, float(np.abs(rewards).max())))
 
 
 def family(verifier: str) -> str:

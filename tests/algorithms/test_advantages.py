@@ -17,6 +17,25 @@ def test_centered_and_standard_advantages() -> None:
         np.testing.assert_array_equal(group_advantages(np.full(4, 5.0), name), 0)
 
 
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        np.array([0.3, np.nextafter(np.float32(0.3), np.float32(1)), 0.3], np.float32),
+        np.float32(10) * np.array([0.7, np.nextafter(np.float32(0.7), np.float32(0))], np.float32),
+        np.array([0.0, 3e-8, 0.0, -1e-8]),
+        np.array([-200.0, -200.00001]),
+    ],
+)
+def test_standard_advantages_of_rewards_that_differ_by_rounding_are_0(rewards: np.ndarray) -> None:
+    assert len(set(rewards.tolist())) > 1
+    np.testing.assert_array_equal(group_advantages(rewards, "standard"), 0)
+
+
+@pytest.mark.parametrize("step", [1e-5, 1e-3, 0.5])
+def test_standard_advantages_of_rewards_that_differ_little_are_not_0(step: float) -> None:
+    np.testing.assert_allclose(group_advantages(np.array([1.0, 1.0 + step]), "standard"), [-1, 1], rtol=5e-3)
+
+
 def test_advantages_of_an_unknown_name_are_refused() -> None:
     with pytest.raises(UnknownName, match="no advantage called 'zscore'; there are: centered, standard"):
         group_advantages(np.zeros(2), "zscore")

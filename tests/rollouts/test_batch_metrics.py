@@ -40,7 +40,10 @@ def test_the_tokens_of_a_group_are_those_of_its_samples() -> None:
 
 @pytest.mark.parametrize(
     ("scores", "expected"),
-    [([0, 0, 0], True), ([1, 1], True), ([0.5, 0.5], True), ([0, 0, 1], False), ([0.5, 0.25], False), ([1], True)],
+    [
+        *[([0, 0, 0], True), ([1, 1], True), ([0.5, 0.5], True), ([0, 0, 1], False), ([0.5, 0.25], False), ([1], True)],
+        *[([0.3, 0.30000001, 0.3], True), ([0.7, 0.69999996], True), ([0.3, 0.30001], False), ([0, 1e-5], False)],
+    ],
 )
 def test_has_zero_std(scores: list[float], expected: bool) -> None:
     assert make_group(scores).has_zero_std is expected

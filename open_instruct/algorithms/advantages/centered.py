@@ -4,6 +4,7 @@ import numpy as np
 
 from open_instruct.algorithms.advantages.base import ADVANTAGES
 from open_instruct.registry import NoOptions
+from open_instruct.scored_groups import are_alike
 
 
 @ADVANTAGES.register("centered")
@@ -16,7 +17,10 @@ def centered(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
 
 @ADVANTAGES.register("standard")
 def standard(rewards_G: np.ndarray, options: NoOptions) -> np.ndarray:
-    """`(reward - mean) / (std + 1e-8)`, as in GRPO (arXiv:2402.03300), with the standard deviation of the population of G."""
+    """`(reward - mean) / (std + 1e-8)`, as in GRPO (arXiv:2402.03300), with the standard deviation of the population of G. If all
+    rewards are the same up to rounding, the advantages are 0."""
+    if are_alike(rewards_G):
+        return np.zeros_like(rewards_G)
     return centered(rewards_G, options) / (rewards_G.std() + 1e-8)
 
 
