@@ -59,6 +59,9 @@ class ScoredGroup:
     shaped_rewards: np.ndarray | None = None
     """(G,) float64: the rewards of training, if they are not just the verifier's score: shaped (`RewardShaping`), or with the
     rewards of environments added. `StepAssembly` sets them."""
+    left_out_as: str = ""
+    """The fate of a group that a step has left out, and whose tokens are therefore forgotten (`without_tokens`); "" for a group
+    with tokens."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -196,6 +199,27 @@ def split(rollout: ScoredGroup) -> list[ScoredGroup]:
     judged = next((number for number, group in enumerate(groups) if any(one.is_judged for one in group.samples)), 0)
     nothing: dict[str, Any] = {"num_failures": 0, "num_not_scored": 0, "cost": 0.0, "misses": ()}
     return [group if number == judged else replace(group, **nothing) for number, group in enumerate(groups)]
+
+
+def without_tokens(group: ScoredGroup, fate: str) -> ScoredGroup:
+    """A group that a step has left out with this fate, for metrics: everything but its tokens, log-probs and masks. These become
+    zeros of the same lengths, which take no memory."""
+    samples = [
+        replace(
+            sample,
+            prompt_ids=_no_memory(sample.prompt_ids),
+            response_ids=_no_memory(sample.response_ids),
+            logprobs=_no_memory(sample.logprobs),
+            loss_mask=None if sample.loss_mask is None else _no_memory(sample.loss_mask),
+            teacher=None,
+        )
+        for sample in group.samples
+    ]
+    return replace(group, result=replace(group.result, samples=samples), left_out_as=fate)
+
+
+def _no_memory(array: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
 def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:

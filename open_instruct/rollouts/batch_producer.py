@@ -24,7 +24,7 @@ from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.rollouts.step_record import write_rollouts, write_step_record, write_step_transcripts
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, without_tokens
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows.base import Workflow
 
@@ -115,10 +115,13 @@ class BatchProducer:
     def _add(self, assembly: StepAssembly, assignment: Assignment) -> None:
         prompt_id = assignment.prompt.prompt_id
         group = self.groups.pop(prompt_id)
-        self.taken.setdefault(assembly.training_step, []).append(group)
+        taken = self.taken.setdefault(assembly.training_step, [])
+        taken.append(group)
         self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
         self._requests.note_solved(assembly.rollouts[-1])
+        for position, fate in assembly.forget_tokens().items():
+            taken[position] = without_tokens(taken[position], fate)
 
     def _extend(self, assembly: StepAssembly) -> None:
         """Take more prompts into a step that has nothing to train on. Logged the 1st, 2nd, 4th, 8th time and so on."""

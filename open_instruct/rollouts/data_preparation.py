@@ -176,8 +176,9 @@ class DataPreparation:
             self._threads.fail(failure)
 
     def ask_teacher(self, group: ScoredGroup) -> bool:
-        """Have the teacher score a training group, which then goes into `scored`. False if there is no teacher."""
-        if self._teacher is None:
+        """Have the teacher score a training group, which then goes into `scored`. False if there is no teacher, or if a step has
+        left the group out."""
+        if self._teacher is None or group.left_out_as:
             return False
         with self._threads.lock:
             self.being_scored[group.result.prompt_id] = group.result

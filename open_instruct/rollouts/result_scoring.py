@@ -133,6 +133,8 @@ class ResultScoring:
         """A scored group, restored from a saved state."""
         assert saved.scores is not None, saved.result.prompt_id
         kept = {one.name: getattr(saved, one.name) for one in fields(FinishedGroup)}
+        if not saved.left_out_as:
+            del kept["well_formed"]
         return replace(self.group(saved.result, saved.scores), **kept)
 
     def all_wrong(self, result: GenerationResult, num_responses: int) -> ScoredGroup:

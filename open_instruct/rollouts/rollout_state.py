@@ -2,7 +2,7 @@
 
 The state is one NumPy `.npz` file, written whole or not at all. It holds a JSON header (plain values, and every finished group
 without its arrays) and the arrays of all groups end to end. There is no pickle, so reading the file runs no code. A teacher's
-log-probs are left out, because the teacher is asked again.
+log-probs are left out, because the teacher is asked again, and so are tokens that a step has forgotten (`without_tokens`).
 """
 
 import json
@@ -20,9 +20,10 @@ from open_instruct.scored_groups import Misses, ScorePart
 
 FORMAT_VERSION = 2
 FILE = "rollout_state.npz"
-ARRAYS = "prompts", "tokens", "logprobs", "masks", "scores"
+TOKEN_ARRAYS = {"prompts": np.int32, "tokens": np.int32, "logprobs": np.float32, "masks": np.bool_}
+ARRAYS = *TOKEN_ARRAYS, "scores"
 PART_SCORES = "part_scores"
-"""States of earlier versions lack this array, and their groups lack `score_s`, `cost`, `parts` and `misses`."""
+"""States of earlier versions lack this array, and their groups lack `score_s`, `cost`, `parts`, `misses` and `left_out_as`."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,16 @@ class FinishedGroup:
     cost: float = 0.0
     parts: tuple[ScorePart, ...] = ()
     misses: tuple[Misses, ...] = ()
+    left_out_as: str = ""
+    well_formed: np.ndarray | None = None  # (G,) bool
+    """Only of a group whose tokens are forgotten; of other groups it is computed from the tokens."""
 
 
 def write_state(path: Path, state: dict[str, Any], finished: Sequence[FinishedGroup]) -> None:
     """Write to a temporary file next to `path`, then rename it. `state` holds JSON values."""
     header = {"format_version": FORMAT_VERSION, "state": state, "groups": [_header(group) for group in finished]}
-    samples = [sample for group in finished for sample in group.result.samples]
-    prompts = [prompt for group in finished for prompt in _prompts(group.result)]
+    samples = [sample for group in finished if not group.left_out_as for sample in group.result.samples]
+    prompts = [prompt for group in finished if not group.left_out_as for prompt in _prompts(group.result)]
     masks = [sample.loss_mask for sample in samples if sample.loss_mask is not None]
     scores = [group.scores for group in finished if group.scores is not None]
     part_scores = [part.scores for group in finished for part in group.parts]
@@ -116,6 +120,8 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "cost": group.cost,
         "parts": [{"name": part.name, "weight": part.weight} for part in group.parts],
         "misses": [asdict(one) for one in group.misses],
+        "left_out_as": group.left_out_as,
+        "well_formed": group.well_formed.tolist() if group.left_out_as and group.well_formed is not None else None,
         "index": result.index,
         "prompt_id": result.prompt_id,
         "issue_version": result.issue_version,
@@ -137,7 +143,19 @@ class _Reader:
         return self._array[self._at - number : self._at]
 
 
-def _group(header: dict[str, Any], arrays: Mapping[str, _Reader]) -> FinishedGroup:
+class _NothingKept(_Reader):
+    """Stands for the tokens of a group whose tokens are forgotten: zeros."""
+
+    def take(self, number: int) -> np.ndarray:
+        return np.broadcast_to(self._array, number)
+
+
+def _group(header: dict[str, Any], readers: Mapping[str, _Reader]) -> FinishedGroup:
+    left_out_as, well_formed = header.get("left_out_as", ""), header.get("well_formed")
+    arrays = readers
+    if left_out_as:
+        blank = {name: _NothingKept(np.zeros((), dtype)) for name, dtype in TOKEN_ARRAYS.items()}
+        arrays = {**readers, **blank}
     prompts = [arrays["prompts"].take(length) for length in header["prompt_lengths"]]
     result = GenerationResult(
         samples=[_sample(sample, prompts, arrays) for sample in header["samples"]],
@@ -158,6 +176,8 @@ def _group(header: dict[str, Any], arrays: Mapping[str, _Reader]) -> FinishedGro
         header.get("cost", 0.0),
         tuple(ScorePart(**part, scores=arrays[PART_SCORES].take(num_samples)) for part in header.get("parts", ())),
         tuple(Misses(**one) for one in header.get("misses", ())),
+        left_out_as,
+        None if well_formed is None else np.array(well_formed, dtype=bool),
     )
 
 

@@ -6,6 +6,7 @@ add(group) … add(group) ─► next_partial_batch()         with --streaming, 
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from open_instruct.rollouts.packing import conversations_of, num_conversations, 
 from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD
 from open_instruct.rollouts.staleness import Assignment, sample_age
 from open_instruct.rollouts.training_samples import fresh_masks, training_samples
-from open_instruct.scored_groups import ScoredGroup, last_samples, split, take
+from open_instruct.scored_groups import ScoredGroup, last_samples, split, take, without_tokens
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,12 @@ class StepAssembly:
             self._advantages, self._over_step = _no_advantages, None
         self._shaping = args.reward_shaping
         self.rollouts: list[ScoredGroup] = []
-        """All rollouts that were added, undivided."""
-        self.groups: list[ScoredGroup] = []
-        """The rollouts, divided into groups whose samples are compared with each other."""
+        """All rollouts that were added, undivided. Of the rollouts that are left out only the newest, as many as a step has
+        prompts, have tokens (`forget_tokens`)."""
+        self._parts: list[list[ScoredGroup]] = []
+        """Each of the rollouts, divided into groups whose samples are compared with each other."""
+        self._left_out: deque[tuple[int, str]] = deque()
+        """Position in `rollouts`, and fate, of each rollout that is left out and still has tokens."""
         self._kept: list[_Kept] = []
         self.num_extended = 0
         """How often the step has taken more prompts because it had nothing to train on."""
@@ -91,6 +95,11 @@ class StepAssembly:
         self._num_computed = 0
         self._num_rows = 0
         self._packing_s = 0.0
+
+    @property
+    def groups(self) -> list[ScoredGroup]:
+        """The rollouts, divided into groups whose samples are compared with each other."""
+        return [group for parts in self._parts for group in parts]
 
     @property
     def has_gradient(self) -> bool:
@@ -134,9 +143,25 @@ class StepAssembly:
         A rollout may be several groups; it is consumed if one of these groups is consumed.
         """
         rollout = self._shaped(group)
+        parts = split(rollout)
         self.rollouts.append(rollout)
-        fates = {self._add(part, assignment) for part in split(rollout)}
-        return next(fate for fate in (CONSUMED, MASKED, ZERO_STD) if fate in fates)
+        self._parts.append(parts)
+        fates = {self._add(part, assignment) for part in parts}
+        fate = next(fate for fate in (CONSUMED, MASKED, ZERO_STD) if fate in fates)
+        if fate != CONSUMED:
+            self._left_out.append((len(self.rollouts) - 1, fate))
+        return fate
+
+    def forget_tokens(self) -> dict[int, str]:
+        """Forget the tokens of rollouts that are left out, except the newest. A step that finds nothing to train on takes more
+        and more prompts, and would otherwise keep the tokens of all. Returns the fates by position in `rollouts`."""
+        forgotten = {}
+        while len(self._left_out) > self._args.num_unique_prompts_rollout:
+            position, fate = self._left_out.popleft()
+            self.rollouts[position] = without_tokens(self.rollouts[position], fate)
+            self._parts[position] = split(self.rollouts[position])
+            forgotten[position] = fate
+        return forgotten
 
     def _shaped(self, rollout: ScoredGroup) -> ScoredGroup:
         """The rollout with the rewards that are trained on."""
@@ -154,7 +179,9 @@ class StepAssembly:
 
     def _add(self, group: ScoredGroup, assignment: Assignment) -> str:
         args = self._args
-        self.groups.append(group)
+        if group.left_out_as:
+            self._num_masked += group.left_out_as == MASKED
+            return group.left_out_as
         if group.first.weight == 0 or (args.leaves_out_zero_std and group.has_zero_std):
             return ZERO_STD
         age = sample_age(self.training_step, assignment.oldest_trained_version)

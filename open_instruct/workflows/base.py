@@ -323,7 +323,8 @@ class Workflow(ABC):
 
     def metrics(self, rollouts: "Sequence[ScoredGroup]", groups: "Sequence[ScoredGroup]") -> dict[str, float]:
         """Further metrics of a training step. `rollouts` has one entry per prompt; `groups` has the same samples, divided into
-        groups whose samples are compared with each other."""
+        groups whose samples are compared with each other. If a step had to take several times its prompts, the tokens of early
+        rollouts that it left out are zeros of the same lengths (`ScoredGroup.left_out_as`)."""
         del rollouts, groups
         return {}
 

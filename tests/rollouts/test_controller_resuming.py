@@ -2,11 +2,15 @@
 """The controller goes on from a saved state."""
 
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from controller_stage import (  # noqa: F401 - fixtures
+    HOPELESS,
     NUM_PROMPTS,
     NUM_STEPS,
     QUIET_S,
@@ -26,7 +30,9 @@ from controller_stage import (  # noqa: F401 - fixtures
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts import prompt_feeder
+from open_instruct.rollouts.prompt_ledger import CONSUMED, ZERO_STD
 from open_instruct.rollouts.rollout_state import read_state, write_state
+from open_instruct.scored_groups import ScoredGroup
 
 
 def save_without_groups(play: Play, path: Path) -> None:
@@ -98,6 +104,60 @@ def test_a_prepared_batch_that_was_not_trained_is_made_anew(make_play: MakePlay,
     again = resumed.receive_admitted()
     assert identities(again[:NUM_PROMPTS]) == identities(requests[NUM_PROMPTS:])
     assert {step_of(request) for request in again[NUM_PROMPTS:]} <= {3}
+
+
+def num_bytes(groups: Iterable[ScoredGroup]) -> int:
+    """The memory of the arrays of all samples; an array that repeats one number takes none."""
+    arrays = [
+        array
+        for group in groups
+        for sample in group.samples
+        for array in (sample.prompt_ids, sample.response_ids, sample.logprobs, sample.loss_mask)
+        if array is not None and any(array.strides)
+    ]
+    return sum(array.nbytes for array in {id(array): array for array in arrays}.values())
+
+
+def play_until_something_teaches(play: Play, num_rounds: int) -> dict[str, Any]:
+    """Rounds in which all answers are wrong, then one that teaches. Returns the metrics that do not depend on clocks."""
+    for _ in range(num_rounds):
+        play.deliver(*(play.answer(request, HOPELESS) for request in play.receive(NUM_PROMPTS)))
+    play.deliver(*map(play.answer, play.receive(NUM_PROMPTS)))
+    metrics = play.batch(1).metrics
+    clocks = ("time", "latency", "agent_loop/", "tokens_per_second")
+    return {name: value for name, value in metrics.items() if not any(clock in name for clock in clocks)}
+
+
+@pytest.mark.parametrize("options", [{}, {"apply_r1_style_format_reward": True, "additive_format_reward": True}])
+def test_step_that_finds_nothing_to_train_on_forgets_tokens(
+    make_play: MakePlay, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """In memory and in checkpoints it holds the tokens of as many groups as a step has, and its metrics stay the same."""
+    unbroken = make_play(**options).start()
+    expected = play_until_something_teaches(unbroken, 6)
+
+    killed = make_play(**options).start()
+    producer, sizes, files = killed.controller._producer, [], []
+    for number in range(1, 5):
+        killed.deliver(*(killed.answer(request, HOPELESS) for request in killed.receive(NUM_PROMPTS)))
+        killed.wait_for(lambda number=number: len(producer.taken.get(1, ())) == number * NUM_PROMPTS)
+        with killed.controller._threads.lock:
+            sizes.append(num_bytes(producer.taken[1]))
+        path = tmp_path / f"state_{number}.npz"
+        killed.controller.save(0, str(path))
+        files.append(sum(np.load(path)[name].nbytes for name in ("prompts", "tokens", "logprobs", "masks")))
+    assert max(sizes) < 1.5 * sizes[0]
+    assert max(files) < 1.5 * files[0]
+    killed.controller.stop()
+
+    resumed = make_play(**options)
+    resumed.controller.load(0, str(tmp_path / "state_4.npz"))
+    resumed.start()
+    again = play_until_something_teaches(resumed, 2)
+    assert again == expected
+    assert again["all_groups/total_prompts"] == 7 * NUM_PROMPTS
+    fates = [fate["fate"] for fate in resumed.finish_step(1)]
+    assert (fates.count(ZERO_STD), fates.count(CONSUMED)) == (6 * NUM_PROMPTS, NUM_PROMPTS)
 
 
 def test_finished_groups_are_saved_and_not_generated_again(make_play: MakePlay, tmp_path: Path) -> None:
