@@ -40,7 +40,7 @@ from open_instruct.rollouts.controller import Rollouter
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.wiring import Roles
 from open_instruct.system.interruption import ends_by_signals
-from open_instruct.system.secret_masking import mask_tracebacks
+from open_instruct.system.secret_masking import mask_tracebacks, masked
 
 PROGRAM = "fully_async_main.py"
 LISTED = "`python open_instruct/grpo_fast.py --help` lists all options."
@@ -72,8 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     yaml_door.let_user_modules_be_found()
     with ends_by_signals():
         try:
-            config = compose(sys.argv[1:] if argv is None else argv)
-            return read(config).run()
+            words = sys.argv[1:] if argv is None else argv
+            program = read(compose(words))
+            program.args.command_line = masked([sys.argv[0], *words])
+            return program.run()
         except UsageError as error:
             fail_with(error.mistakes, program=PROGRAM)
 

@@ -49,8 +49,10 @@ from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
 from open_instruct.run.dry_run import dry_run
+from open_instruct.run.earlier_run import set_aside
 from open_instruct.run.evaluation_schedule import maybe_evaluate
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.run.options_file import command_of, write_options
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.rollout_manager import prompt_queue_size, queue_actor_options, results_queue_size
 from open_instruct.run.run_saving import (
@@ -72,7 +74,7 @@ from open_instruct.run.wiring import DEFAULT_ROLES, Roles, Run, set_up
 from open_instruct.storage.checkpoints import StorageNotShared
 from open_instruct.storage.output_directory import UnusableDirectory, describe, held, is_of_storage
 from open_instruct.system.interruption import Interrupted, ends_by_signals, tell
-from open_instruct.system.secret_masking import mask_tracebacks
+from open_instruct.system.secret_masking import mask_tracebacks, masked
 from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
@@ -119,11 +121,16 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
     """A run that has its output directory to itself."""
     checkpoint_store(args).remove_partial()
     try:
+        of_earlier_run = set_aside(args)
+        write_options(args)
         log = RunLog(args, monitor=roles.monitor, component_log_file=roles.component_log_file)
     except OSError as error:
         raise UnusableDirectory(
             f"--output_dir {args.output_dir}: {describe(error)}. Remove it, or give another one."
         ) from error
+    logger.debug("command: %s", command_of(args) or "none: the options come from another program")
+    if of_earlier_run:
+        logger.warning("%s", of_earlier_run)
     if args.send_slack_alerts and not slack_address():
         logger.warning(
             "--send_slack_alerts: nobody will be told, because the environment has no %s", " or ".join(ADDRESSES)
@@ -203,7 +210,9 @@ def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
         fail_with(error.mistakes)
     if foreign.notes:
         tell(foreign.warning())
-    return settled(args), inputs[0]
+    args = settled(args)
+    args.command_line = masked([sys.argv[0], *argv])
+    return args, inputs[0]
 
 
 def settled(args: GRPOConfig) -> GRPOConfig:

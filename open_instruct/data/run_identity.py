@@ -57,6 +57,8 @@ OPTIONS = (
 )
 """Options that must stay the same. Other options, such as the learning rate or the number of engines, may change."""
 _CHANGE_PROMPTS = "sft_messages_key", "rollout_workflow"
+_CHANGE_GROUND_TRUTHS = "ground_truths_key", "rollout_workflow"
+"""A workflow reads more of a row than the label, and the fingerprint of ground truths covers all of that."""
 _DATA = {"train": "training", "eval": "evaluation"}
 _MIXER_LISTS = {"train": "dataset_mixer_list", "eval": "dataset_mixer_eval_list"}
 _OF_SOURCES = {f"{name}{ending}" for name in _MIXER_LISTS.values() for ending in ("", "_splits")}
@@ -171,7 +173,9 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     explained = bool(texts or tokenizer or options.keys() & set(_CHANGE_PROMPTS))
     dates = {saved["tokenizer"]["date"], now["tokenizer"]["date"]}
     passes_over_prompts = explained or len(dates) > 1
-    data = [told for key in _DATA for told in _different_data(key, saved, now, passes_over_prompts=passes_over_prompts)]
+    passed_over = {"prompts"} if passes_over_prompts else set()
+    passed_over |= {"ground_truths"} if options.keys() & set(_CHANGE_GROUND_TRUTHS) else set()
+    data = [told for key in _DATA for told in _different_data(key, saved, now, passed_over=passed_over)]
     return [*options.values(), *texts, *tokenizer, *data]
 
 
@@ -215,11 +219,11 @@ def _different_tokenizer(saved: dict[str, Any], now: dict[str, Any]) -> list[str
     return [f"the tokenizer ({saved['name']} then, {now['name']} now) has {', '.join(changed)}"] if changed else []
 
 
-def _different_data(key: str, saved: dict[str, Any], now: dict[str, Any], *, passes_over_prompts: bool) -> list[str]:
+def _different_data(key: str, saved: dict[str, Any], now: dict[str, Any], *, passed_over: set[str]) -> list[str]:
     """How the rows and the mixer lists differ. If the rows differ, other names are reported too, so that the user sees why. If
     prompts are passed over, files must at least have the same name, in any directory."""
-    rows = _different_rows(key, saved[key], now[key], passes_over_prompts=passes_over_prompts)
-    same = operator.eq if rows else _same_last_part if passes_over_prompts else _any_names
+    rows = _different_rows(key, saved[key], now[key], passed_over=passed_over)
+    same = operator.eq if rows else _same_last_part if "prompts" in passed_over else _any_names
     sources = _different_sources(_MIXER_LISTS[key], saved.get("options", saved), now["options"], same=same)
     return [*sources, *([rows] if rows else [])]
 
@@ -262,14 +266,13 @@ def _same_last_part(saved: str, now: str) -> bool:
     return os.path.basename(saved) == os.path.basename(now)
 
 
-def _different_rows(key: str, saved: Any, now: Any, *, passes_over_prompts: bool) -> str:
-    """How the rows differ, or "". With `passes_over_prompts`, prompts are not compared, because their tokens differ for a reason
-    that is already reported, or because they contain the date."""
+def _different_rows(key: str, saved: Any, now: Any, *, passed_over: set[str]) -> str:
+    """How the rows differ, or "". The contents in `passed_over` are not compared, because they differ for a reason that is
+    reported already, or because prompts contain the date."""
     if saved is None or now is None:
         return "" if saved is now else f"the {_DATA[key]} data: {_rows(saved)} then, {_rows(now)} now"
     if saved["rows"] != now["rows"]:
         return f"the {_DATA[key]} data: {_rows(saved)} then, {_rows(now)} now"
-    passed_over = {"prompts"} if passes_over_prompts else set()
     changed = [name for part, name in _CONTENTS.items() if saved[part] != now[part] and part not in passed_over]
     if not changed:
         return ""

@@ -14,6 +14,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
 from open_instruct.report.run_summary import format_table
 from open_instruct.run.main_memory import NodeLoad, engine_worker_bytes, node_bytes, node_loads
+from open_instruct.run.memory_advice import less_main_memory, smaller_learners
 from open_instruct.run.placement_group import create_placement_groups
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.teachers import check_room
@@ -27,17 +28,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 PLACING_OPTIONS = "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"
 PLACING_OPTIONS_OF_TEACHER = "teacher_num_engines", "teacher_tensor_parallel_size"
-SMALLER_LEARNERS = (
-    "What makes it smaller: --deepspeed_stage 3 with more learners, --deepspeed_offload_optimizer, --gradient_checkpointing, "
-    "--use_peft, a smaller --pack_length, --sequence_parallel_size, --load_ref_policy False."
-)
 LARGER_CACHE = (
     "What makes it larger: --vllm_gpu_memory_utilization, --vllm_tensor_parallel_size, and shorter responses need less."
-)
-LESS_MAIN_MEMORY = (
-    "What makes it smaller: --deepspeed_stage 3 with more learners, fewer learners on a node, --use_peft, and each of these left "
-    "out: --deepspeed_offload_optimizer, --deepspeed_offload_param, --colocate, --engine_sleep_after_s, "
-    "--ref_policy_update_freq, --weight_transport ray_object."
 )
 
 
@@ -185,7 +177,9 @@ def _shortage(
         if args.colocate:
             needed = max(needed, _at_weight_update(learner, engine))
         if available is not None and needed > available:
-            found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}. {SMALLER_LEARNERS}")
+            found.append(
+                f"This run needs {_size(needed)} on a GPU that has {_size(available)}.{smaller_learners(args)}"
+            )
         found += [
             f"{who} gets {_size(int(args.vllm_gpu_memory_utilization * available))} of each GPU and has weights of "
             f"{_size(one.weights)} there: its cache would hold {one.num_cached_tokens:,} tokens, and a prompt with its "
@@ -196,12 +190,12 @@ def _shortage(
             )
             if available is not None and one is not None and one.num_cached_tokens < args.max_sequence_length
         ]
-    cure = SMALLER_LEARNERS if args.device.kind == "cpu" else LESS_MAIN_MEMORY
+    cure = smaller_learners(args) if args.device.kind == "cpu" else less_main_memory(args, loads)
     for load in loads:
         needed = node_bytes(args, learner, engine, load) + _of_teacher(args, loads, teacher)
         if load.memory_bytes is not None and needed > load.memory_bytes:
             found.append(
-                f"This run needs {_size(needed)} of main memory on {load.address}, which has {_size(load.memory_bytes)}. {cure}"
+                f"This run needs {_size(needed)} of main memory on {load.address}, which has {_size(load.memory_bytes)}.{cure}"
             )
     return "\n".join(found)
 

@@ -144,6 +144,17 @@ def test_changed_meaning_of_samples_is_refused(saved: Saved, options: dict[str, 
     assert told in "\n".join(saved.start_again(**options))
 
 
+@pytest.mark.parametrize(
+    "options", [{"rollout_workflow": "conversation"}, {"rollout_workflow": "conversation", "tools": ["calculator"]}]
+)
+def test_another_workflow_is_the_cause_and_not_the_data(saved: Saved, options: dict[str, Any]) -> None:
+    """A conversation reads more of each row, so its rows have other fingerprints, of the same file."""
+    [mistake] = saved.start_again(**options)
+    assert "--rollout_workflow was 'single_turn', now 'conversation'" in mistake
+    assert "the training data" not in mistake
+    assert "the evaluation data" not in mistake
+
+
 def test_a_run_goes_on_when_its_project_has_moved(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(saved.directory)
     assert (

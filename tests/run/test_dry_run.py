@@ -13,6 +13,8 @@ from conftest import TINY_MODEL, make_args
 from model_families import build_model
 
 from open_instruct.cluster.placement_plan import Node
+from open_instruct.config.cli import parse_args
+from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.device_memory import DeviceMemory, memory_of_machine_bytes
 from open_instruct.engines.engine_memory import EngineMemory, engine_memory, page_locked_bytes, teacher_memory
@@ -47,6 +49,7 @@ def test_everything_is_said_and_nothing_is_written(tmp_path: Path, further: list
     said = {
         line.strip().partition("   ")[0]: line.strip().partition("   ")[2].strip() for line in done.stdout.splitlines()
     }
+    assert said["workflow"] == "single_turn (the default)"
     assert said["training steps"] == "4"
     assert said["samples per step"] == "16 (4 prompts × 4)"
     assert said["tokens per step"] == f"{16 * 96:,} at most"
@@ -222,12 +225,29 @@ def test_what_does_not_fit_in_main_memory_is_said_with_the_node(
     monkeypatch: pytest.MonkeyPatch, device: Device
 ) -> None:
     monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: None)
-    args = options_on(monkeypatch, device)
+    args = options_on(monkeypatch, device, deepspeed_offload_optimizer=device is GPU)
     learner = learner_of(5 * GIB, in_main_memory=MainMemory(optimizer=5 * GIB) if device is GPU else MainMemory())
     loads = [NodeLoad(f"10.0.0.{number}", 2, 0, memory) for number, memory in enumerate((10 * GIB, 9 * GIB, None))]
     [said] = _shortage(args, loads, learner, ENGINE).splitlines()
     assert said.startswith("This run needs 10.0 GiB of main memory on 10.0.0.1, which has 9,216 MiB. What makes it ")
     assert ("each of these left out: --deepspeed_offload_optimizer" in said) == (device is GPU)
+
+
+@pytest.mark.parametrize(
+    ("words", "workflow"),
+    [
+        ([], "single_turn (the default)"),
+        (["--tools", "calculator", "--max_steps", "3"], "conversation (because of --tools, --max_steps)"),
+        (["--rollout_workflow", "conversation"], "conversation (--rollout_workflow)"),
+    ],
+)
+def test_the_workflow_is_told_with_what_chose_it(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], workflow: str
+) -> None:
+    args = parse_args(["--model_name_or_path", str(TINY_MODEL), *words], GRPOConfig)
+    monkeypatch.setattr(GRPOConfig, "device", CPU)
+    said = dict(_rows(args, [NodeLoad("10.0.0.1", 1, 0, None)], learner_of(5 * GIB), ENGINE))
+    assert said["workflow"] == workflow
 
 
 def test_what_is_not_known_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,85 @@
+"""A start in a directory whose run left no checkpoint: the old files move to a folder, and the log says so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from conftest import make_args
+
+from open_instruct.run.earlier_run import set_aside
+from open_instruct.run.run_saving import checkpoint_store
+
+
+def files_of_a_run(directory: Path) -> dict[str, str]:
+    """Write what a run of two steps leaves. Returns the texts by path."""
+    texts = {
+        "metrics.jsonl": "".join(json.dumps({"training_step": step}) + "\n" for step in (1, 2)),
+        "prompts.jsonl": "{}\n",
+        "summary.json": "{}",
+        "options.json": "{}",
+        "options_1.json": "{}",
+        "logs/driver.log": "a line",
+        "transcripts/step_000001.txt": "old",
+        "samples/step_000002.jsonl": "old",
+        "rollouts/grpo__1_rollouts_000002.jsonl": "old",
+        "completions/step_000002.jsonl": "old",
+        "step_000002/config.json": "{}",
+        "model/config.json": "{}",
+    }
+    for name, text in texts.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return texts
+
+
+def files_in(directory: Path) -> dict[str, str]:
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def args_in(directory: Path, **options: Any) -> Any:
+    return make_args(output_dir=str(directory), **options)
+
+
+def test_all_files_of_the_earlier_run_move_and_nothing_else(tmp_path: Path) -> None:
+    texts = files_of_a_run(tmp_path)
+    (tmp_path / "my_notes.md").write_text("mine")
+    (tmp_path / "step_by_step.md").write_text("mine too")
+    told = set_aside(args_in(tmp_path))
+    assert "the run begins anew at step 1" in told
+    assert "up to step 2: metrics.jsonl, prompts.jsonl" in told
+    assert told.endswith(f"are in {tmp_path / 'earlier_1'} now")
+    assert files_in(tmp_path / "earlier_1") == texts
+    assert {path.name for path in tmp_path.iterdir()} == {"earlier_1", "my_notes.md", "step_by_step.md"}
+
+
+def test_each_earlier_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    for number in (1, 2):
+        texts = files_of_a_run(tmp_path)
+        assert f"earlier_{number}" in set_aside(args_in(tmp_path))
+        assert files_in(tmp_path / f"earlier_{number}") == texts
+
+
+def test_a_run_with_a_checkpoint_goes_on_amid_its_files(tmp_path: Path) -> None:
+    texts = files_of_a_run(tmp_path)
+    checkpoint_store(args_in(tmp_path)).save(2, {"progress": {"training_step": 2}}, lambda _: {})
+    assert set_aside(args_in(tmp_path)) == ""
+    assert files_in(tmp_path).items() >= texts.items()
+
+
+def test_a_start_that_failed_at_once_leaves_nothing_to_move(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("metrics.jsonl", "prompts.jsonl", "options.json", "logs/driver.log"):
+        (tmp_path / name).write_text("" if name.endswith("jsonl") else "{}")
+    before = files_in(tmp_path)
+    assert set_aside(args_in(tmp_path)) == ""
+    assert files_in(tmp_path) == before
+    assert set_aside(args_in(tmp_path / "new")) == ""
+
+
+def test_what_the_new_run_reads_stays(tmp_path: Path) -> None:
+    """Its model may be the one that the earlier run has trained."""
+    files_of_a_run(tmp_path)
+    told = set_aside(args_in(tmp_path, model_name_or_path=str(tmp_path / "model")))
+    assert told.endswith("; model stays, because this run reads it")
+    assert (tmp_path / "model" / "config.json").is_file()
+    assert not (tmp_path / "metrics.jsonl").exists()
