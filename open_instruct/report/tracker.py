@@ -55,6 +55,10 @@ class NullTracker:
         pass
 
 
+EARLIER = "earlier_"
+"""Beginning of the name of a folder that holds the files of an earlier run at the same path."""
+
+
 @dataclass(frozen=True)
 class TrackerOptions:
     """Names under which a run is found in wandb, and where its files are."""
@@ -70,8 +74,11 @@ class TrackerOptions:
 
 
 def run_id_at(place: str | Path) -> str:
-    """The id of the run whose results are at a path: the same after a resumption, and for no other path."""
-    return hashlib.sha256(str(Path(place).resolve()).encode()).hexdigest()[:16]
+    """The id of the run whose results are at a path: the same after a resumption, and for no other path. A run that begins anew
+    after the files of an earlier run were moved aside has an id of its own, because wandb takes no step twice."""
+    num_earlier = len(list(Path(place).glob(f"{EARLIER}*")))
+    text = str(Path(place).resolve()) + (f" {num_earlier}" if num_earlier else "")
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class WandbTracker:

@@ -15,6 +15,7 @@ from open_instruct.registry import option_fields
 from open_instruct.report.component_log import LOG_FILE
 from open_instruct.report.metrics_file import STEP_KEY, read_metrics
 from open_instruct.report.run_log import COMPLETIONS_DIRECTORY, METRICS_FILE, PLOT_FILE, PROMPTS_FILE, SUMMARY_FILE
+from open_instruct.report.tracker import EARLIER
 from open_instruct.run.options_file import OPTIONS_FILES
 from open_instruct.run.run_saving import MODEL, checkpoint_store
 
@@ -92,7 +93,7 @@ def _is_read(path: Path, inputs: set[Path]) -> bool:
 
 def _new_folder(directory: Path) -> Path:
     number = 1
-    while (folder := directory / f"earlier_{number}").exists():
+    while (folder := directory / f"{EARLIER}{number}").exists():
         number += 1
     folder.mkdir()
     return folder

@@ -6,6 +6,7 @@ from typing import Any
 
 from conftest import make_args
 
+from open_instruct.report.tracker import run_id_at
 from open_instruct.run.earlier_run import set_aside
 from open_instruct.run.run_saving import checkpoint_store
 
@@ -53,10 +54,13 @@ def test_all_files_of_the_earlier_run_move_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_each_earlier_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    ids = [run_id_at(tmp_path)]
     for number in (1, 2):
         texts = files_of_a_run(tmp_path)
         assert f"earlier_{number}" in set_aside(args_in(tmp_path))
         assert files_in(tmp_path / f"earlier_{number}") == texts
+        ids.append(run_id_at(tmp_path))
+    assert len(set(ids)) == 3  # wandb takes no step twice
 
 
 def test_a_run_with_a_checkpoint_goes_on_amid_its_files(tmp_path: Path) -> None:
