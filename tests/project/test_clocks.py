@@ -14,6 +14,7 @@ TELLS_THE_TIME_OF_DAY = {
     "batch_producer.py",
     "run_summary.py",
     "step_record.py",
+    "options_file.py",
 }
 """They write it down for people; nothing is decided by it."""
 FOR_ROLLOUTS = {"effects.py", "runner.py"}
