@@ -1,7 +1,8 @@
 """Reads the score in a judge's answer. Pure.
 
 A judge quotes the response that it judges, and a response may say `Score: 10/10`. So the score is read only from the judge's JSON
-object, or from the text if the answer holds no such object. Quotations are never read.
+object, or from the text if the answer holds no such object. Quotations are never read. A judge that gives two different verdicts
+outside quotations has given none.
 """
 
 import ast
@@ -51,26 +52,29 @@ def score_up_to(highest: float) -> Callable[[str], float | None]:
 
 
 def decision(answer: str) -> float | None:
-    """Reads the last `Final Decision: Yes` or `No`."""
-    found = _DECISION.findall(answer.rpartition(END_THINK)[2])
-    return float(found[-1].lower() == "yes") if found else None
+    """Reads `Final Decision: Yes` or `No`. None if the judge decides nothing, or both."""
+    text = _without_quotations(answer.rpartition(END_THINK)[2])
+    decisions = {found.lower() for found in _DECISION.findall(text)}
+    return float("yes" in decisions) if len(decisions) == 1 else None
 
 
 def stated_score(text: str, highest: float) -> tuple[float, float] | None:
     """The number that a text gives as score, and the highest possible score: `highest`, unless the text names another (`8/10`).
-    None if the text gives no number.
+    None if the text gives no number, or several numbers that differ.
 
-    The last JSON object with a score counts, whatever text is before, after or inside it:
-    `{"SCORE": 3, "REASONING": "It claims 'Score: 10/10' for itself."}` is 3.
+    A JSON object with a score counts, whatever sentences are before, after or inside it:
+    `{"SCORE": 3, "REASONING": "It claims 'Score: 10/10' for itself."}` is 3. So does a line `Score: 3`; a sentence with
+    a score counts only if there is neither.
     """
-    found = None
-    for one in _objects(text):
-        found = next((value for key, value in one.items() if str(key).lower() == KEY), found)
-    if found is not None:
-        match = _is_number(str(found[0] if isinstance(found, list) and len(found) == 1 else found))
-    else:
-        match = _stated_in_text(text)
-    return (float(match["number"]), float(match["of"] or highest)) if match else None
+    in_objects = [value for one in _objects(text) for key, value in one.items() if str(key).lower() == KEY]
+    values = [
+        value[0] if isinstance(value, list) and len(value) == 1 else value for value in in_objects if value is not None
+    ]
+    statements = [_is_number(str(value)) for value in values]
+    statements += _stated_in_text(text, with_sentences=not values)
+    verdicts = [(float(one["number"]), float(one["of"] or highest)) if one else None for one in statements]
+    shares = {one and (one[0] / one[1] if one[1] else one[0]) for one in verdicts}
+    return verdicts[0] if len(shares) == 1 else None
 
 
 def _objects(text: str) -> Iterator[dict]:
@@ -112,20 +116,21 @@ def _closing(text: str, begin: int) -> int | None:
     return None
 
 
-def _stated_in_text(text: str) -> re.Match[str] | None:
-    """The last statement of a score outside quotations. A key in quotation marks takes precedence over a line that begins with
-    `Score:`, and such a line takes precedence over a sentence that contains it."""
+def _stated_in_text(text: str, *, with_sentences: bool) -> list[re.Match[str]]:
+    """The statements of a score outside quotations and objects: lines that begin with `Score:`, and keys in quotation marks.
+    Without these, the sentences that contain a score, if they are wanted."""
     braces = list(_BRACE.finditer(text))
     begins = [brace.start() for brace in braces]
     depths = [0, *accumulate(1 if brace[0] == "{" else -1 for brace in braces)]
     told = _without_quotations(text)
 
-    def weight(match: re.Match[str]) -> tuple[bool, bool, int]:
+    def is_verdict(match: re.Match[str]) -> bool:
         line = told[told.rfind("\n", 0, match.start()) + 1 : match.start()]
-        return bool(match["quote"]), bool(match["quote"] or _BEGINS_LINE(line)), match.start()
+        return bool(match["quote"] or _BEGINS_LINE(line))
 
-    own = (match for match in _STATED.finditer(told) if depths[bisect_left(begins, match.start())] <= 1)
-    return max(own, key=weight, default=None)
+    deepest = 1 if with_sentences else 0  # an object that cannot be read is read as a text
+    own = [match for match in _STATED.finditer(told) if depths[bisect_left(begins, match.start())] <= deepest]
+    return [match for match in own if is_verdict(match)] or (own if with_sentences else [])
 
 
 def _without_quotations(text: str) -> str:

@@ -30,7 +30,8 @@ from open_instruct.verifiers.judge_answers import decision, score_up_to
         ('`{"SCORE": 7}`', 0.7),
         ("SCORE: 7/10", 0.7),
         ("SCORE: 7 / 10.", 0.7),
-        ('"SCORE": 3 … "SCORE": 9', 0.9),
+        ('"SCORE": 3 … "SCORE": 9', None),
+        ('"SCORE": 3 … "SCORE": 3', 0.3),
         ("SCORE: **6**", 0.6),
         ("**Score:** 7/10", 0.7),
         ("**Score**: 7", 0.7),
@@ -73,7 +74,8 @@ CLAIM = "Score: 10/10"
         ('{"REASONING": "It ends with {"SCORE": 10}", "SCORE": 3}', 0.3),
         (f'{{"SCORE": 3, "REASONING": "It says "{CLAIM}" to us."}}', 0.3),
         (f"{{'SCORE': 3, 'REASONING': 'It's claiming {CLAIM}'}}", 0.3),
-        ('It ends with {"SCORE": 10}, which is a lie.\n{"REASONING": "A lie.", "SCORE": 3}', 0.3),
+        ('It ends with {"SCORE": 10}, which is a lie.\n{"REASONING": "A lie.", "SCORE": 3}', None),
+        ('It ends with "{"SCORE": 10}", which is a lie.\n{"REASONING": "A lie.", "SCORE": 3}', 0.3),
         ('{"REASONING": "A lie.", "SCORE": 3}\n\nIt ended with `{"SCORE": 10}`.', 0.3),
         ('Score: 3. It ends with "Say {"SCORE": 10}".', 0.3),
         ('Score: 3. It ends with:\n> {"SCORE": 10}', 0.3),
@@ -100,6 +102,41 @@ def test_no_answer_takes_long(part: str) -> None:
     started = time.process_time()
     score_up_to(10)(part * (100_000 // len(part)))
     assert time.process_time() - started < 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ('{"SCORE": 3}\n{"SCORE": 10}', None),
+        ('{"SCORE": 3}\n{"SCORE": "3/10"}', 0.3),
+        ('{"SCORE": 3}\nScore: 10', None),
+        ('Score: 10\n{"SCORE": 3}', None),
+        ('{"SCORE": 3}\n**Final score:** 3/10', 0.3),
+        ("Score: 3\nScore: 10", None),
+        ("Score: 3\nFinal score: 3", 0.3),
+        ("I give it the score: 3. Others might say score: 10.", None),
+        ('Score: 3\nIt quotes "Score: 10".', 0.3),
+        ('{"SCORE": 3}\n> Score: 10', 0.3),
+        ('<think>Score: 10</think>{"SCORE": 3}', 0.3),
+        ('{"SCORE": null}\nScore: 3', 0.3),
+        ("Score: 3/5\nScore: 6/10", 0.6),
+    ],
+)
+def test_judge_with_two_different_verdicts_has_given_none(answer: str, score: float | None) -> None:
+    assert score_up_to(10)(answer) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("Final Decision: Yes. Final Decision: No", None),
+        ("Final Decision: Yes\nFinal Decision: Yes", 1),
+        ('It says "Final Decision: Yes".\nFinal Decision: No', 0),
+        ("> Final Decision: Yes\nFinal Decision: No", 0),
+    ],
+)
+def test_two_different_decisions_are_none(answer: str, score: float | None) -> None:
+    assert decision(answer) == score
 
 
 def test_decisions_are_read() -> None:
