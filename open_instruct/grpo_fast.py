@@ -55,6 +55,7 @@ from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.options_file import command_of, write_options
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.rollout_manager import prompt_queue_size, queue_actor_options, results_queue_size
+from open_instruct.run.rollout_news import tell_last_news
 from open_instruct.run.run_saving import (
     checkpoint_store,
     is_complete,
@@ -181,6 +182,9 @@ def run_to_its_end(run: Run) -> int:
         finish(run, clock)
     except Interrupted as interruption:
         return stop_early(run, interruption, clock)
+    except Exception:
+        tell_last_news(run)
+        raise
     return 0
 
 

@@ -203,6 +203,14 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
+def append_lines(path: Path, rows: Sequence[Mapping[str, Any]], *, begins_anew: bool) -> None:
+    """Append rows as lines of JSON, or begin the file with them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(to_json_value(row), ensure_ascii=False) + "\n" for row in rows)
+    with open(path, "wb" if begins_anew else "ab", buffering=0) as file:
+        file.write(text.encode(errors="replace"))
+
+
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
     """Rows of a `metrics.jsonl`. A run may still be writing the file, so a torn line is skipped."""
     with open(path, "rb") as file:

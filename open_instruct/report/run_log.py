@@ -56,6 +56,8 @@ class ComponentStatus:
     """Counts of the ledger."""
     queues: dict[str, int]
     """Items in the prompt and result queues, and groups that wait."""
+    highest_reward: float | None = None
+    """The highest reward that a verifier's score can give a response; None if it differs between rows."""
 
     def as_metrics(self) -> dict[str, Any]:
         """The counts as metrics for the row of a step."""

@@ -16,14 +16,17 @@ import ray
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
+from open_instruct.report.isolation import Isolation
 from open_instruct.rollouts.batch_metrics import OverIssueBias
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size, num_array_bytes
+from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
+from open_instruct.rollouts.shown_answers import scores_in_words, shown_answers
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
-from open_instruct.rollouts.step_record import write_rollouts, write_step_record, write_step_transcripts
+from open_instruct.rollouts.step_record import StepTraces, write_step_record
 from open_instruct.scored_groups import ScoredGroup, without_tokens
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows.base import Workflow
@@ -59,7 +62,10 @@ class BatchProducer:
         """Complete groups that no step has taken."""
         self.taken: dict[int, list[ScoredGroup]] = {}
         """The groups of each step that is not trained yet, by the number of the step."""
-        self._assembly: StepAssembly | None = None
+        self.assembly: StepAssembly | None = None
+        """The step that is being put together."""
+        self._traces = StepTraces(args, requests.train, tokenizer) if args.save_traces else None
+        self._isolation = Isolation("showing what was sampled")
         self._seen_by_cleanup = 0
         """`num_stale_discarded` when discarded groups were last removed from `groups`."""
         self._reported_stale = 0
@@ -92,12 +98,11 @@ class BatchProducer:
             with self._threads.lock:
                 if self._flow.assembling > self._args.num_training_steps:
                     return
-                assembly = self._assembly or StepAssembly(self._flow.assembling, self._args, self._collation)
-                self._assembly = assembly
+                assembly = self.assembly or StepAssembly(self._flow.assembling, self._args, self._collation)
+                self.assembly = assembly
                 taken = self._flow.assign()
                 self._forget_discarded()
-                for assignment in taken:
-                    self._add(assembly, assignment)
+                added = [self._add(assembly, assignment) for assignment in taken]
                 complete = self._flow.step_is_full and assembly.has_gradient
                 if self._flow.step_is_full and not complete:
                     self._extend(assembly)
@@ -106,29 +111,56 @@ class BatchProducer:
                     self._flow.extend_step(assembly.num_missing)
                 if complete:
                     self._flow.close_step()
-                    self._assembly = None
+                    self.assembly = None
                 self._threads.lock.notify_all()
+            self._trace_left_out(assembly, added)
             self._send(assembly, complete=complete)
             if not complete and not taken:
                 return
 
-    def _add(self, assembly: StepAssembly, assignment: Assignment) -> None:
+    def _add(self, assembly: StepAssembly, assignment: Assignment) -> tuple[ScoredGroup, str]:
+        """Take a group into the step. Returns the rollout and its fate."""
         prompt_id = assignment.prompt.prompt_id
         group = self.groups.pop(prompt_id)
         taken = self.taken.setdefault(assembly.training_step, [])
         taken.append(group)
-        self._flow.ledger.stage(prompt_id, assembly.add(group, assignment), assembly.training_step)
+        fate = assembly.add(group, assignment)
+        rollout = assembly.rollouts[-1]
+        self._flow.ledger.stage(prompt_id, fate, assembly.training_step)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
-        self._requests.note_solved(assembly.rollouts[-1])
-        for position, fate in assembly.forget_tokens().items():
-            taken[position] = without_tokens(taken[position], fate)
+        self._requests.note_solved(rollout)
+        for position, fate_before in assembly.forget_tokens().items():
+            taken[position] = without_tokens(taken[position], fate_before)
+        return rollout, fate
+
+    def _trace_left_out(self, assembly: StepAssembly, added: list[tuple[ScoredGroup, str]]) -> None:
+        """Write the groups that a step leaves out, without waiting for the end of the step, which may never come."""
+        if self._traces is not None:
+            left_out = [(rollout, fate) for rollout, fate in added if fate != CONSUMED and not rollout.left_out_as]
+            self._traces.write_left_out(assembly.training_step, left_out)
 
     def _extend(self, assembly: StepAssembly) -> None:
-        """Take more prompts into a step that has nothing to train on. Logged the 1st, 2nd, 4th, 8th time and so on."""
+        """Take more prompts into a step that has nothing to train on. Logged the first two times, at first with two of the answers.
+        After that, the driver's lines about the batch say it (`BatchProgress`)."""
         assembly.num_extended += 1
-        if assembly.num_extended.bit_count() == 1:
-            logger.warning("%s", assembly.why_no_gradient)
+        if assembly.num_extended <= 2:
+            logger.warning("%s", assembly.why_no_gradient + self._what_was_sampled(assembly))
         self._flow.extend_step()
+
+    def _what_was_sampled(self, assembly: StepAssembly) -> str:
+        """For the log: how the verifiers scored the step's responses, and two of the answers the first time."""
+        with self._isolation:
+            text = f" {scores_in_words(assembly.rollouts)}."
+            if assembly.num_extended == 1:
+                answers = self._preparation.scoring.texts
+                text += f" Two of them:\n{shown_answers(assembly.rollouts, self._requests.train, answers)}"
+            return text
+        return ""
+
+    def has_extended(self, training_step: int) -> bool:
+        """Whether this step is being put together and had nothing to train on."""
+        assembly = self.assembly
+        return assembly is not None and assembly.training_step == training_step and assembly.num_extended > 0
 
     def _forget_discarded(self) -> None:
         """Forget groups that were discarded as too old. Their prompts are issued again."""
@@ -153,10 +185,9 @@ class BatchProducer:
             num_samples=partial.num_samples,
             min_version=partial.min_version,
         )
-        if complete and self._args.save_traces:
+        if complete and self._traces is not None:
             write_step_record(self._args, assembly, self._requests.train, self._tokenizer, self._collation.pad_token_id)
-            write_rollouts(self._args, assembly, self._requests.train)
-            write_step_transcripts(self._args, assembly, self._requests.train, self._tokenizer)
+            self._traces.write_trained(assembly)
         self._put(batch, num_array_bytes(partial.rank_batches))
 
     def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:

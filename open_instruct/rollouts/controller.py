@@ -29,8 +29,8 @@ from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import Box, PromptRequest
 from open_instruct.report.metrics_file import COMPLETIONS
 from open_instruct.report.tracker import TrackerOptions, make_tracker
-from open_instruct.rollouts.actor_warnings import HeldWarnings
 from open_instruct.rollouts.batch_producer import BatchProducer
+from open_instruct.rollouts.batch_progress import RolloutNews
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.evaluation_table import completions
 from open_instruct.rollouts.message_queue import MessageQueue
@@ -38,6 +38,7 @@ from open_instruct.rollouts.prompt_feeder import TAKING_INVENTORY, PromptFeeder
 from open_instruct.rollouts.prompt_ledger import PromptLedger
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.result_scoring import ResultScoring
+from open_instruct.rollouts.rollout_reports import RolloutReports
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
 from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import FlowOptions, PromptFlow
@@ -141,8 +142,10 @@ class RolloutController:
             args, options.collation, threads, self._preparation, flow, workflow, requests, tokenizer, message_queue
         )
         self._tracker = make_tracker(options.wandb_run_id is not None, _tracker_options(args, options), {})
-        self._warnings = HeldWarnings()
-        self._warnings.install()
+        self._reports = RolloutReports(
+            args, flow, self._feeder, self._preparation, self._producer, evaluations, requests
+        )
+        self._reports.warnings.install()
 
     def _custom_generation_logic(self, batch: list[PromptRequest]) -> list[PromptRequest]:
         """For subclasses: change prompts or their sampling before they are issued. Return every prompt id exactly once."""
@@ -153,8 +156,11 @@ class RolloutController:
     def start(self, version: int) -> None:
         """Begin to issue prompts. Every engine serves `version`, so `version` training steps are done."""
         self._flow.start(version, finished=[group.result.prompt_id for group in self._loaded])
-        for group in self._loaded:
-            self._take_back(group)
+        for group in self._loaded:  # as if it had just arrived
+            if group.scores is None:
+                self._preparation.take(group.result)
+            elif not self._preparation.ask_teacher(scored := self._scoring.restored(group)):
+                self._producer.take(scored)
         self._loaded = []
         self._threads.start(self._feeder.feed_prompts, *self._preparation.threads, self._producer.packing_thread)
 
@@ -167,7 +173,7 @@ class RolloutController:
         self._threads.stop()
         self._scoring.close()
         self._tracker.finish()
-        self._warnings.remove()
+        self._reports.warnings.remove()
         self._threads.join(timeout_s=4 * POLL_S)
 
     # --- what the step loop calls -------------------------------------------------------------------------------------
@@ -190,14 +196,12 @@ class RolloutController:
         self._feeder.resume(reason)
 
     def commit(self, training_step: int) -> list[dict[str, object]]:
-        """The learners have trained the step, so the fates of its prompts are final. Returns the fates in the order of issue."""
+        """The learners have trained the step, so the fates of its prompts are final. Returns those that `news` has not returned,
+        in the order of issue."""
         with self._threads.lock:
             self._threads.raise_error()
             self._producer.forget_step(training_step)
-            return [
-                {"prompt_id": prompt.prompt_id, **self._requests.row_of(prompt.issue_number), "fate": fate}
-                for prompt, fate in self._flow.ledger.commit(training_step)
-            ]
+            return self._reports.committed(self._flow.ledger.commit(training_step))
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -245,46 +249,34 @@ class RolloutController:
                 "queues": queues | {"waiting_results": len(self._producer.groups)},
                 "num_generated_tokens": self._preparation.num_response_tokens,
                 "statistics": self.get_statistics(),
-                "warnings": self._warnings.take(),
+                "highest_reward": self._reports.highest_reward(),
+                "warnings": self._reports.warnings.take(),
             }
 
     def get_statistics(self) -> dict[str, Any]:
         """Counts since the start of this process, under the names of the fully async policy. Samples are responses."""
         with self._threads.lock:
-            group_size = self._args.num_samples_per_prompt_rollout
-            return {
-                "total_generated_samples": self._preparation.num_samples,
-                "dropped_stale_samples": self._flow.num_stale_discarded * group_size,
-                **self._preparation.failures.counts(),
-                "param_sync_requests": self._num_param_syncs,
-                "current_param_version": self._flow.version,
-                "is_paused": bool(self._feeder.pauses),
-                "pause_count": self._feeder.pause_count,
-                "resume_count": self._feeder.resume_count,
-                "num_open_prompts": self._flow.num_unassigned,
-            }
+            return self._reports.statistics() | {"param_sync_requests": self._num_param_syncs}
+
+    def news(self) -> RolloutNews:
+        """What the driver has not been told yet: warnings, prompts that a step has left out, progress."""
+        with self._threads.lock:
+            self._threads.raise_error()
+            return self._reports.news()
 
     def describe_progress(self) -> str:
         """For a message to the user: what the controller waits for, and the warnings that `status` has not returned."""
-        warnings = self._warnings.take()
         with self._threads.lock:
-            waiting = [prompt for prompt in self._flow.ledger.open_prompts() if self._flow.is_waited_for(prompt)]
-            names = ", ".join(f"{prompt.prompt_id} (version {prompt.version})" for prompt in waiting[:8])
-            pauses = self._feeder.pauses
-            return (
-                f"step {self._flow.assembling} is being put together, prompts of version {self._flow.version} are admitted, "
-                f"{len(waiting)} prompts are not back from the engines ({names or 'none'}), "
-                f"{len(self._preparation.being_scored)} are being scored{self._preparation.teacher_progress}, "
-                f"{len(self._producer.groups)} groups wait"
-                + (f"; paused: {', '.join(pauses)}" if pauses else "")
-                + (f"; warnings: {' '.join(warnings)}" if warnings else "")
-            )
+            warnings = self._reports.warnings.take()
+            return str(self._reports.progress()) + (f"; warnings: {' '.join(warnings)}" if warnings else "")
 
     def close_ledger(self) -> dict[str, object]:
-        """The run ends: give every open prompt its fate (`PromptLedger.close`). Returns the final counts."""
+        """The run ends: give every open prompt its fate (`PromptLedger.close`). Returns the final counts, and as `left_out` the
+        prompts that were left out by steps that are not trained, as in `RolloutNews`."""
         with self._threads.lock:
+            left_out = self._reports.left_out(also_of_usual_steps=True)
             self._flow.ledger.close()
-            return self._flow.ledger.counts()
+            return {**self._flow.ledger.counts(), "left_out": left_out}
 
     # --- the state between two steps ----------------------------------------------------------------------------------
 
@@ -319,15 +311,6 @@ class RolloutController:
         if self._scoring.rubrics is not None:
             self._scoring.rubrics.load_state_dict(state.get("rubrics", {}))
         self._loaded = list(finished)
-
-    def _take_back(self, group: FinishedGroup) -> None:
-        """Take in a group of a saved state, as if it had just arrived."""
-        if group.scores is None:
-            self._preparation.take(group.result)
-        else:
-            scored = self._scoring.restored(group)
-            if not self._preparation.ask_teacher(scored):
-                self._producer.take(scored)
 
     # --- a training loop of the user's own ----------------------------------------------------------------------------
 

@@ -83,6 +83,15 @@ class PromptLedger:
         """The step that makes the prompt's staged fate final."""
         return next((step for step, fates in self._staged.items() if prompt_id in fates), None)
 
+    def left_out(self) -> list[tuple[int, IssuedPrompt, str]]:
+        """Prompts with a staged fate other than consumed: step, prompt, fate."""
+        return [
+            (step, self._open[prompt_id], fate)
+            for step, fates in self._staged.items()
+            for prompt_id, fate in fates.items()
+            if fate != CONSUMED
+        ]
+
     def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
         """The step was trained: make the fates of its prompts final. Returns these prompts and fates in the order of issue."""
         staged = self._staged.pop(training_step, {})

@@ -79,6 +79,10 @@ class ResultScoring:
         texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if token_ids else []
         return token_ids, [self._workflow.answer(text) for text in texts]
 
+    def texts(self, samples: Iterable[Sample]) -> list[str]:
+        """The texts that the verifiers get for the judged samples."""
+        return self._answers(samples)[1]
+
     def close(self) -> None:
         """End the verifiers and the search for criteria."""
         self.verifiers.close()

@@ -163,6 +163,11 @@ class Evaluation:
             "With a higher --generation_timeout, or a lower --eval_response_length, they would come to their end."
         )
 
+    @property
+    def in_words(self) -> str:
+        """How far the evaluation is."""
+        return f"evaluation of version {self.version}: {self.num_done} of {self.num_rows} done"
+
     def describe_missing(self) -> str:
         """For a message to the user: which prompts are missing."""
         names = ", ".join(self.prompt_id(row) for row in sorted(self._out)[:8])

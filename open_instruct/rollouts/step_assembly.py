@@ -113,6 +113,22 @@ class StepAssembly:
         return max(0, self._args.num_unique_prompts_rollout - len({kept.issue_number for kept in self._kept}))
 
     @property
+    def num_usable(self) -> int:
+        """How many groups are trained on."""
+        return len(self._kept)
+
+    @property
+    def num_masked(self) -> int:
+        """How many groups are left out because every response was cut off and is masked."""
+        return self._num_masked
+
+    @property
+    def mean_score(self) -> float | None:
+        """Mean score of all responses; None if there are none."""
+        scores = [group.scores for group in last_samples(self.groups)]
+        return float(np.concatenate(scores).mean()) if scores else None
+
+    @property
     def why_no_gradient(self) -> str:
         """A message for the log, if the step is full and `has_gradient` is False."""
         num_groups, num_masked = len(self.groups), self._num_masked

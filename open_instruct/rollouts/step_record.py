@@ -1,22 +1,27 @@
-"""Saves what a training step trains on (`--save_traces`) in three forms: a file that can be read as data again, open-instruct's
-rollouts, and text."""
+"""Saves the responses of a training step (`--save_traces`) in three forms: what it trains on as a file that can be read as data
+again, and all responses as open-instruct's rollouts and as text."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 from open_instruct.data_types import Sample, TrainingSample
-from open_instruct.report.metrics_file import write_lines
+from open_instruct.report.metrics_file import append_lines, write_lines
+from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.step_assembly import StepAssembly
 from open_instruct.rollouts.transcripts import transcript, write_transcripts
 from open_instruct.scored_groups import ScoredGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+LONGEST_GROUND_TRUTH = 1000
+"""Characters of a ground truth that a transcript shows; the tests of a program may be long."""
 
 
 def write_step_record(
@@ -52,68 +57,119 @@ def write_step_record(
     append_record(path, items)
 
 
-def write_step_transcripts(
-    args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase"
-) -> None:
-    """Write the samples of a step as text (`transcripts.py`)."""
+@dataclass
+class _Written:
+    """What the files of a step hold already."""
 
-    def decode(token_ids: list[int]) -> str:
-        return str(tokenizer.decode(token_ids, skip_special_tokens=False))
-
-    entries = []
-    for group, samples in assembly.trained:
-        row = dataset[group.result.index]
-        for number, sample, reward, of_step in _trained_samples(args, group, samples):
-            headline = (
-                f"{group.result.prompt_id}, sample {number}, {row.place} ({row.dataset}): reward {reward:.4g}, "
-                f"advantage {of_step.advantage:.4g}, {sample.finish_reason}"
-            )
-            entries.append((headline, transcript(sample, of_step, decode)))
-    write_transcripts(Path(args.output_dir) / "transcripts" / f"step_{assembly.training_step:06d}.txt", entries)
+    num_samples: int = 0
+    num_prompts: int = 0
 
 
-def _trained_samples(
-    args: GRPOConfig, group: ScoredGroup, samples: Sequence[TrainingSample]
-) -> Iterator[tuple[int, Sample, float, TrainingSample]]:
-    """The samples of a group that are trained on: number in the group, sample, reward, and training sample."""
-    trained = {id(sample.response): sample for sample in samples}
+class StepTraces:
+    """Writes the responses of each step as text (`transcripts.py`) and as open-instruct's rollouts.
+
+    Groups that a step leaves out are written as soon as they are left out, and the others when the step is complete. A resumed
+    run writes the files of a step again. Fields and file names of the rollouts are those of open-instruct's
+    `RolloutRecord`; `row` and `outcome` are further fields.
+    """
+
+    def __init__(self, args: GRPOConfig, dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._args = args
+        self._dataset = dataset
+        self._tokenizer = tokenizer
+        self._rollouts = Path(args.rollouts_save_path or Path(args.output_dir) / "rollouts")
+        self._transcripts = Path(args.output_dir) / "transcripts"
+        self._written: dict[int, _Written] = {}
+        """By step, for the steps that are not complete."""
+
+    def write_left_out(self, training_step: int, rollouts: Sequence[tuple[ScoredGroup, str]]) -> None:
+        """Write rollouts that the step leaves out, each with its fate."""
+        if rollouts:
+            self._write(training_step, [(rollout, None, fate) for rollout, fate in rollouts])
+
+    def write_trained(self, assembly: StepAssembly) -> None:
+        """Write the groups that a complete step is trained on, in the order of issue."""
+        self._write(assembly.training_step, [(group, samples, CONSUMED) for group, samples in assembly.trained])
+        self._written.pop(assembly.training_step, None)
+
+    def _write(
+        self, training_step: int, groups: "Sequence[tuple[ScoredGroup, Sequence[TrainingSample] | None, str]]"
+    ) -> None:
+        begins_anew = training_step not in self._written
+        written = self._written.setdefault(training_step, _Written())
+        records: list[dict[str, Any]] = []
+        entries: list[tuple[str, str]] = []
+        for group, samples, fate in groups:
+            row = self._dataset[group.result.index]
+            for number, sample, reward, of_step in _samples_with(self._args, group, samples):
+                record = self._record(sample, row, reward, of_step) | {"step": training_step, "outcome": fate}
+                records.append(record | {"sample_idx": written.num_samples, "prompt_idx": written.num_prompts})
+                entries.append(self._entry(group.result.prompt_id, number, sample, row, reward, of_step, fate))
+                written.num_samples += 1
+            written.num_prompts += 1
+        self._describe_run()
+        rollouts = self._rollouts / f"{self._args.run_title}_rollouts_{training_step:06d}.jsonl"
+        append_lines(rollouts, records, begins_anew=begins_anew)
+        transcripts = self._transcripts / f"step_{training_step:06d}.txt"
+        write_transcripts(transcripts, entries, begins_anew=begins_anew)
+
+    def _record(self, sample: Sample, row: PromptRow, reward: float, of_step: TrainingSample | None) -> dict[str, Any]:
+        return {
+            "row": row.place,
+            "prompt_tokens": sample.prompt_ids,
+            "response_tokens": sample.response_ids,
+            "reward": reward,
+            "advantage": 0.0 if of_step is None else of_step.advantage,
+            "finish_reason": sample.finish_reason,
+            "dataset": row.dataset,
+            "ground_truth": row.ground_truth,
+            "request_info": None,
+            "logprobs": sample.logprobs,
+        }
+
+    def _entry(
+        self,
+        prompt_id: str,
+        number: int,
+        sample: Sample,
+        row: PromptRow,
+        reward: float,
+        of_step: TrainingSample | None,
+        fate: str,
+    ) -> tuple[str, str]:
+        """Headline and text of a transcript."""
+        outcome = f"left out ({fate})" if of_step is None else f"advantage {of_step.advantage:.4g}"
+        headline = f"{prompt_id}, sample {number}, {row.place} ({row.dataset}): reward {reward:.4g}, {outcome}"
+        text = transcript(sample, of_step, self._decode, ground_truth=_ground_truth_in_words(row.ground_truth))
+        return f"{headline}, {sample.finish_reason}", text
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def _describe_run(self) -> None:
+        """Write the file that says which run the rollouts are of."""
+        metadata = self._rollouts / f"{self._args.run_title}_metadata.jsonl"
+        if not metadata.exists():
+            started = datetime.now(UTC).isoformat(timespec="seconds")
+            names = {"run_name": self._args.run_title, "model_name": self._args.model_name_or_path}
+            write_lines(metadata, [{**names, "timestamp": started}])
+
+
+def _samples_with(
+    args: GRPOConfig, group: ScoredGroup, samples: Sequence[TrainingSample] | None
+) -> Iterator[tuple[int, Sample, float, TrainingSample | None]]:
+    """Number in the group, sample, reward, and training sample: of the samples that are trained on, or of all samples of a group
+    that is left out (`samples` is None)."""
+    trained = {id(sample.response): sample for sample in samples or ()}
     for number, (sample, reward) in enumerate(zip(group.samples, group.rewards(args.verification_reward), strict=True)):
-        if (of_step := trained.get(id(sample.response_ids))) is not None:
+        of_step = trained.get(id(sample.response_ids))
+        if samples is None or of_step is not None:
             yield number, sample, float(reward), of_step
 
 
-def write_rollouts(args: GRPOConfig, assembly: StepAssembly, dataset: PromptDataset) -> None:
-    """Write the samples of a step with rewards, advantages and log-probabilities, one line per sample. Fields and file names are
-    those of open-instruct's `RolloutRecord`, and `row` is a further field. Each step has its own file, which a resumed run writes
-    again."""
-    directory = Path(args.rollouts_save_path or Path(args.output_dir) / "rollouts")
-    metadata = directory / f"{args.run_title}_metadata.jsonl"
-    if not metadata.exists():
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        names = {"run_name": args.run_title, "model_name": args.model_name_or_path}
-        write_lines(metadata, [{**names, "timestamp": started}])
-    rows: list[dict[str, Any]] = []
-    for prompt_idx, (group, samples) in enumerate(assembly.trained):
-        row = dataset[group.result.index]
-        for _, sample, reward, of_step in _trained_samples(args, group, samples):
-            rows.append(
-                {
-                    "step": assembly.training_step,
-                    "sample_idx": len(rows),
-                    "prompt_idx": prompt_idx,
-                    "row": row.place,
-                    "prompt_tokens": sample.prompt_ids,
-                    "response_tokens": sample.response_ids,
-                    "reward": reward,
-                    "advantage": of_step.advantage,
-                    "finish_reason": sample.finish_reason,
-                    "dataset": row.dataset,
-                    "ground_truth": row.ground_truth,
-                    "request_info": None,
-                    "logprobs": sample.logprobs,
-                }
-            )
-    write_lines(directory / f"{args.run_title}_rollouts_{assembly.training_step:06d}.jsonl", rows)
+def _ground_truth_in_words(ground_truth: object) -> str:
+    text = str(ground_truth)
+    return text if len(text) <= LONGEST_GROUND_TRUTH else f"{text[:LONGEST_GROUND_TRUTH]} … ({len(text):,} characters)"
 
 
 def _shape(args: GRPOConfig, pad_token_id: int) -> ItemShape:

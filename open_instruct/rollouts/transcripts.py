@@ -1,4 +1,4 @@
-"""Writes what a training step trains on as text for people (`--save_traces`), and marks who wrote each token.
+"""Writes the responses of a training step as text for people (`--save_traces`), and marks who wrote each token.
 
     ──── train-17, sample 3, row 12 (math): reward 1, advantage 0.61, stop
     prompt      │ <|user|>12 + 34 = ?<|end|><|assistant|>
@@ -7,9 +7,11 @@
                 │ 46
                 │ </output>
     trained v5  │ <answer>46</answer><|end|>
+    ground truth│ 46
 
 `trained v4` marks tokens that weights of version 4 sampled, `too old v1` tokens that version 1 sampled and that are left out of
-the loss, and `given` tokens that a tool, an environment or the chat template wrote.
+the loss, and `given` tokens that a tool, an environment or the chat template wrote. `sampled v4` marks such
+tokens in a group that is left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,35 +20,35 @@ from pathlib import Path
 import numpy as np
 
 from open_instruct.data_types import Sample, TrainingSample
-from open_instruct.storage.atomic_file import write_atomically
 
 Decode = Callable[[list[int]], str]
 WIDTH = 12
 
 
-def transcript(sample: Sample, trained: TrainingSample, decode: Decode) -> str:
-    """One sample as text: a block for the prompt and for every stretch of tokens with the same writer, version and mask.
+def transcript(sample: Sample, trained: TrainingSample | None, decode: Decode, *, ground_truth: str = "") -> str:
+    """One sample as text: a block for the prompt, for every stretch of tokens with the same writer, version and mask, and for the
+    ground truth, if it is given. `trained` is None if the sample is left out.
 
     A character whose bytes are divided between two stretches is shown as U+FFFD in both.
     """
+    mask = None if trained is None else trained.mask
     blocks = [_block("prompt", decode(sample.prompt_ids.tolist()))]
-    blocks += [_block(label, decode(ids.tolist())) for label, ids in stretches(sample, trained.mask)]
+    blocks += [_block(label, decode(ids.tolist())) for label, ids in stretches(sample, mask)]
+    blocks += [_block("ground truth", ground_truth)] if ground_truth else []
     return "\n".join(blocks)
 
 
-def stretches(sample: Sample, mask: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def stretches(sample: Sample, mask: np.ndarray | None) -> Iterator[tuple[str, np.ndarray]]:
     """The response in stretches: a label, and (S,) token ids.
 
     Args:
-        mask: (R,) bool, True on tokens that are trained on.
+        mask: (R,) bool, True on tokens that are trained on; None if the sample is left out.
     """
     num_tokens = len(sample.response_ids)
     sampled = np.ones(num_tokens, bool) if sample.loss_mask is None else sample.loss_mask
     versions = np.repeat(*np.array(sample.version_spans or [(0, 0)], dtype=np.int64).T)
-    labels = [
-        "given" if not sampled[at] else f"{'trained' if mask[at] else 'too old'} v{versions[at]}"
-        for at in range(num_tokens)
-    ]
+    uses = ["sampled"] * num_tokens if mask is None else ["trained" if is_trained else "too old" for is_trained in mask]
+    labels = [f"{uses[at]} v{versions[at]}" if sampled[at] else "given" for at in range(num_tokens)]
     begins = 0
     for at in range(1, num_tokens + 1):
         if at == num_tokens or labels[at] != labels[begins]:
@@ -60,7 +62,9 @@ def _block(label: str, text: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def write_transcripts(path: Path, entries: Sequence[tuple[str, str]]) -> None:
-    """Write a step's transcripts, each with a headline, to a file that a resumed run writes again."""
-    text = "\n\n".join(f"──── {headline}\n{text}" for headline, text in entries)
-    write_atomically(path, f"{text}\n".encode(errors="replace"))
+def write_transcripts(path: Path, entries: Sequence[tuple[str, str]], *, begins_anew: bool = True) -> None:
+    """Append transcripts, each with a headline, to the file of a step, or begin the file with them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(f"──── {headline}\n{text}\n" for headline, text in entries)
+    with open(path, "wb" if begins_anew else "ab", buffering=0) as file:
+        file.write(("" if begins_anew else "\n").encode() + text.encode(errors="replace"))

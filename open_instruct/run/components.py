@@ -27,15 +27,18 @@ from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, Fr
 from open_instruct.run.engine_activity import EngineActivity
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.health import Health, actors_of
+from open_instruct.run.loading_report import LoadingReport
 from open_instruct.run.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
 from open_instruct.run.ray_results import value_of, was_killed
 from open_instruct.run.rollout_manager import RolloutManager
 from open_instruct.run.storage_check import check_storage
 from open_instruct.run.waits import Waits
+from open_instruct.system.counted import counted
 from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
 
+LEARNERS_START = "the start of the learners"
 SHUTDOWN_S = 5.0
 """How long parts may take to end by themselves before they are killed."""
 SHUTDOWN_AFTER_FAILURE_S = 2.0
@@ -75,28 +78,37 @@ class Components:
                 timeout_s=args.init_timeout_s,
                 limit="init_timeout_s",
                 interruptible=True,
-                on_poll=notice_learners,
+                on_poll=lambda: look_after_loading(what),
             )
 
-        def notice_learners() -> None:
-            """End the run at once if a learner has failed, instead of only after the engines are loaded."""
-            for ref in ray.wait(starting, num_returns=len(starting), timeout=0)[0] if starting else []:
+        def look_after_loading(what: str) -> None:
+            num_learners = notice_learners()
+            learners = [counted(num_learners, "learner")] if num_learners and what != LEARNERS_START else []
+            loading.parts = [what.removeprefix("the start of "), *learners]
+
+        def notice_learners() -> int:
+            """End the run at once if a learner has failed, instead of only after the engines are loaded. Returns how many
+            learners are still being loaded."""
+            done = ray.wait(starting, num_returns=len(starting), timeout=0)[0] if starting else []
+            for ref in done:
                 try:
                     value_of(ref, "the start of the learners")
                 except ComponentDied as error:
                     raise LearnersFailed(str(error)) from error
+            return len(starting) - len(done)
 
         def start_learners() -> list:
             return self.learners.async_init(args, with_ref=args.load_ref_policy)
 
         # An engine measures the free memory of its whole GPU when it starts, so learners that share the GPU start after it.
         starting = [] if args.shares_devices else start_learners()
-        ready(self.rollouts.controller.__ray_ready__.remote(), "the start of the controller")
-        for number in range(len(self.rollouts.rollout_engines)):
-            self._start_engine(number, ready)
-        ready([teacher.ready.remote() for teacher in self.rollouts.teachers], "the start of the teacher")
-        self.sharing.offload_engines()
-        ready(starting or start_learners(), "the start of the learners")
+        with LoadingReport() as loading:
+            ready(self.rollouts.controller.__ray_ready__.remote(), "the start of the controller")
+            for number in range(len(self.rollouts.rollout_engines)):
+                self._start_engine(number, ready)
+            ready([teacher.ready.remote() for teacher in self.rollouts.teachers], "the start of the teacher")
+            self.sharing.offload_engines()
+            ready(starting or start_learners(), LEARNERS_START)
 
     def _start_engine(self, number: int, ready: Callable[[Any, str], Any]) -> None:
         """Wait until an engine is loaded. An engine that is killed while it loads is restarted, if restarts are left. An engine

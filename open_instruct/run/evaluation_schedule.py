@@ -80,22 +80,39 @@ def maybe_evaluate(run: Run) -> bool:
             )
             run.evaluation_of = None
             return False
+    _take_evaluation(run, run.evaluation_of)
+    return True
+
+
+def take_complete_evaluation(run: Run) -> None:
+    """Report the evaluation under way, whose last result has arrived, without waiting for the end of the step."""
+    if run.evaluation_of is None:
+        return
+    run.components.wait(
+        run.components.rollouts.async_eval(run.evaluation_of),
+        what=f"the evaluation of version {run.evaluation_of}, which is complete",
+        timeout_s=CONTROL_S,
+    )
+    _take_evaluation(run, run.evaluation_of)
+
+
+def _take_evaluation(run: Run, version: int) -> None:
+    """Report the evaluation that has ended."""
     metrics = run.components.wait(
         run.components.rollouts.controller.take_evaluation.remote(),
         what="the evaluation's metrics",
         timeout_s=CONTROL_S,
     )
     if ACCURACY_KEY not in metrics:
-        logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", run.evaluation_of)
+        logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", version)
         run.evaluation_of = None
-        return True
+        return
     accuracy = metrics[ACCURACY_KEY]
-    if run.evaluation_of == 0:
+    if version == 0:
         run.progress.eval_accuracy_before = accuracy
     run.progress.eval_accuracy_after = accuracy
-    run.log.evaluation(run.evaluation_of, metrics)
+    run.log.evaluation(version, metrics)
     run.evaluation_of = None
-    return True
 
 
 class NoEngineHasTheWeights(Exception):

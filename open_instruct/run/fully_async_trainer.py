@@ -16,6 +16,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
 from open_instruct.learners.step_sums import NonfiniteWatch, merge_step_metrics
 from open_instruct.report.component_log import component_logger, processing_batch
+from open_instruct.rollouts.batch_progress import BatchProgress
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.run.components import Components
 from open_instruct.system.timer import Timer
@@ -38,8 +39,12 @@ class TrainedStep:
 class StepHooks(Protocol):
     """What the step loop does while the trainer waits."""
 
-    def describe_progress(self) -> str:
+    def describe_progress(self) -> BatchProgress:
         """For a message: what the step is waiting for."""
+        ...
+
+    def tell_news(self) -> None:
+        """Called now and then, while the learners compute."""
         ...
 
     def on_idle(self) -> None:
@@ -94,6 +99,7 @@ class FullyAsyncTrainer:
                 what=f"training step {training_step}",
                 timeout_s=self._args.progress_timeout_s,
                 limit="progress_timeout_s",
+                on_poll=hooks.tell_news,
             )
             reports = answers[-len(last_refs) :]
         last = batches[-1]
@@ -121,8 +127,10 @@ class FullyAsyncTrainer:
         under_way: list[Any],
         hooks: "StepHooks",
     ) -> RolloutBatch:
-        """The next batch of the step. After every `batch_timeout` seconds of waiting the log says what the step waits for."""
+        """The next batch of the step. After every `batch_timeout` seconds of waiting the log says what came back so far. It is a
+        warning if nothing came since the line before, or nothing that can be trained on."""
         deadline = time.monotonic() + self._args.progress_timeout_s
+        before: BatchProgress | None = None
         with self._timer("trainer_waiting_for_data"):
             while True:
                 slice_s = max(0.0, min(self._args.batch_timeout, deadline - time.monotonic()))
@@ -136,10 +144,13 @@ class FullyAsyncTrainer:
                 )
                 if received:
                     break
-                waiting_for = f"batch {training_step} is not ready: {hooks.describe_progress()}"
+                progress = hooks.describe_progress()
+                not_ready = f"batch {training_step} is not ready"
                 if slice_s == 0:  # only after one more look, because the driver may have been stopped (SIGSTOP)
-                    raise TimeoutError(f"{waiting_for}. Nothing came for {self._args.progress_timeout_s:g} s")
-                logger.warning("%s", waiting_for)
+                    raise TimeoutError(f"{not_ready}: {progress}. Nothing came for {self._args.progress_timeout_s:g} s")
+                level = logging.WARNING if progress.needs_a_warning(before) else logging.INFO
+                logger.log(level, "%s: %s", not_ready, progress.brief)
+                before = progress
         [item] = received
         batch = item.payload
         assert (batch.training_step, batch.number) == (training_step, number), f"{batch} came for step {training_step}"

@@ -20,6 +20,7 @@ from open_instruct.cluster.process_watch import (
     ray_processes_here,
 )
 from open_instruct.config.cli import fail_with
+from open_instruct.run.loading_report import LoadingReport
 from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def ray_cluster(stopped_timeout_s: float = 12.0) -> Iterator[Signals]:
         fail_with([str(error)])
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
-        with marked() as mark:
+        with marked() as mark, LoadingReport("Ray"):
             _enter_ray(mark, is_own=is_own)
         signals.install()
     finally:

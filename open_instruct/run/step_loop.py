@@ -16,6 +16,7 @@ from open_instruct.data.run_identity import says_which_data
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.report.run_log import ComponentStatus
 from open_instruct.report.run_summary import PromptCounts, RunSummary
+from open_instruct.rollouts.batch_progress import BatchProgress
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run.evaluation_schedule import (
     CONTROL_S,
@@ -26,6 +27,8 @@ from open_instruct.run.evaluation_schedule import (
     start_evaluation,
 )
 from open_instruct.run.fully_async_trainer import StepHooks, TrainedStep
+from open_instruct.run.loading_report import LoadingReport
+from open_instruct.run.rollout_news import NewsTeller, tell_last_news
 from open_instruct.run.run_saving import (
     MODEL,
     changed_options,
@@ -70,7 +73,8 @@ def resume(run: Run) -> None:
         run.progress = progress
         evaluation_was_under_way = newest.state["evaluation_of"] is not None
     run.log.started(run.progress.training_step, newest.path if newest else None)
-    run.synchronizer.sync(run.progress.training_step)
+    with LoadingReport("the engines' first weights"):
+        run.synchronizer.sync(run.progress.training_step)
     if newest is not None and evaluation_is_missing(run, was_under_way=evaluation_was_under_way):
         start_evaluation(run)
     components.wait(
@@ -87,6 +91,7 @@ def start_queue_processing_on_actors(run: Run) -> None:
 def stop_early(run: Run, interruption: Interrupted, clock: "WallClock") -> int:
     """A signal came: write a checkpoint, so that the same command resumes from here."""
     run.components.health.is_ending = True
+    tell_last_news(run)
     if nothing_new := nothing_to_save(run):
         logger.warning("%s: leaving without a new checkpoint, because %s", interruption, nothing_new)
     else:
@@ -197,14 +202,18 @@ class LoopHooks(StepHooks):
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._news = NewsTeller(run)
 
-    def describe_progress(self) -> str:
-        describe = self._run.components.rollouts.controller.describe_progress.remote()
-        return self._run.components.wait(describe, what="the controller", timeout_s=CONTROL_S)
+    def describe_progress(self) -> BatchProgress:
+        return self._news.tell()
+
+    def tell_news(self) -> None:
+        self._news.tell_now_and_then()
 
     def on_idle(self) -> None:
-        """Let replacements of engines begin to serve."""
+        """Let replacements of engines begin to serve, and tell what is new."""
         give_weights_to_replacements(self._run)
+        self._news.tell_now_and_then()
 
     def before_training(self) -> None:
         """With `--colocate`: once the engines have nothing left to do, hand the devices to the learners."""
@@ -266,7 +275,8 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **run.components.activity.metrics(run.components.supervisor.serving),
         **status.as_metrics(),
     }
-    run.log.step(row)
+    has_bound = "objective/environment_reward" not in row  # an environment may give any reward
+    run.log.step(row, highest_reward=status.highest_reward if has_bound else None)
     run.log.components(status)
     run.mismatch_watch.check(progress.training_step, row)
 
@@ -286,6 +296,7 @@ def component_status(run: Run) -> ComponentStatus:
         queue=queue,
         prompts=controller["prompts"],
         queues=controller["queues"],
+        highest_reward=controller["highest_reward"],
     )
 
 
@@ -308,6 +319,8 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
     counts = run.components.wait(
         run.components.rollouts.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S
     )
+    for step, rows in counts["left_out"].items():
+        run.log.prompts(step, rows)
     newest = run.store.newest()
     checkpoint = model or (newest.path if newest else None)
     return RunSummary(

@@ -17,6 +17,7 @@ from open_instruct.data_types import RolloutBatch
 from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.grpo_fast import run_to_its_end
 from open_instruct.report.run_log import RunLog
+from open_instruct.rollouts.batch_progress import BatchProgress, RolloutNews
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
@@ -87,6 +88,23 @@ class Remote:
         return SimpleNamespace(remote=remote)
 
 
+def batch_progress(**known: Any) -> BatchProgress:
+    """The progress of step 1, of which nothing has come back unless `known` says otherwise."""
+    nothing: dict[str, Any] = {
+        "training_step": 1,
+        "num_back": 0,
+        "num_usable": 0,
+        "num_masked": 0,
+        "mean_score": None,
+        "version": 0,
+        "waited_for": [],
+        "num_being_scored": 0,
+        "of_teacher": "",
+        "num_waiting": 0,
+    }
+    return BatchProgress(**(nothing | known))
+
+
 class PlayedController:
     """Step n consists of the prompts 4n - 4 to 4n - 1."""
 
@@ -95,6 +113,7 @@ class PlayedController:
         self.evaluated: list[int] = []
         """Versions whose evaluation was collected."""
         self.evaluating: int | None = None
+        self.evaluation_is_complete = False
 
     def load(self, training_step: int, path: str) -> None:
         self.committed = json.loads(Path(path).read_text())
@@ -128,8 +147,8 @@ class PlayedController:
     def give_up_evaluation(self) -> None:
         self.evaluating = None
 
-    def describe_progress(self) -> str:
-        return ""
+    def news(self) -> RolloutNews:
+        return RolloutNews([], self.evaluation_is_complete, {}, batch_progress())
 
     def status(self) -> dict[str, Any]:
         samples = 4 * PROMPTS_PER_STEP * len(self.committed)
@@ -137,12 +156,13 @@ class PlayedController:
             "prompts": {"dropped": {}},
             "queues": {"prompts": 0, "results": 0},
             "warnings": [],
+            "highest_reward": None,
             "statistics": {"total_generated_samples": samples, "dropped_stale_samples": 0},
         }
 
     def close_ledger(self) -> dict[str, Any]:
         consumed = PROMPTS_PER_STEP * len(self.committed)
-        return {"issued": consumed, "consumed": consumed, "dropped": {}, "reissued": 0}
+        return {"issued": consumed, "consumed": consumed, "dropped": {}, "reissued": 0, "left_out": {}}
 
 
 class PlayedLearners:

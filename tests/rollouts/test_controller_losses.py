@@ -225,7 +225,11 @@ def test_warnings_reach_the_driver_with_the_status_or_while_it_waits_for_data(ma
     assert play.controller.status()["warnings"] == []
     play.deliver(*(play.answer(request, SOLVED) for request in play.received[:NUM_PROMPTS]))
     play.receive(NUM_PROMPTS)
-    assert "; warnings: step 1: in each of 4 groups all responses scored alike" in play.controller.describe_progress()
+    progress = play.controller.describe_progress()
+    assert progress.startswith(
+        "4 groups came back for this step, 0 can be trained on (all scored alike: 4, mean score 1); "
+    )
+    assert "; warnings: step 1: in each of 4 groups all responses scored alike" in progress
 
 
 def say(play: Play, monkeypatch: pytest.MonkeyPatch, *scored: Scored) -> None:

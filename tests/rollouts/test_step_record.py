@@ -9,7 +9,7 @@ from conftest import TINY_MODEL, make_args
 from dataset_files import load, make_row, write_lines
 from group_fakes import make_group, samples_of
 
-from open_instruct.rollouts.step_record import write_rollouts, write_step_record, write_step_transcripts
+from open_instruct.rollouts.step_record import StepTraces, write_step_record
 
 
 def test_every_record_names_line_and_file(tmp_path: Path) -> None:
@@ -23,8 +23,8 @@ def test_every_record_names_line_and_file(tmp_path: Path) -> None:
     assembly: Any = SimpleNamespace(training_step=3, trained=[(group, samples_of(group))])
     args = make_args(output_dir=str(tmp_path / "out"))
     write_step_record(args, assembly, dataset, tokenizer, 0)
-    write_rollouts(args, assembly, dataset)
-    write_step_transcripts(args, assembly, dataset, tokenizer)
+    traces = StepTraces(args, dataset, tokenizer)
+    traces.write_trained(assembly)
     (samples,) = (tmp_path / "out" / "samples").iterdir()
     (rollouts,) = (tmp_path / "out" / "rollouts").glob("*_rollouts_*.jsonl")
     (transcripts,) = (tmp_path / "out" / "transcripts").iterdir()

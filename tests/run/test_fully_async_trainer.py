@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 from conftest import make_args
+from driver_fakes import batch_progress
 
 from open_instruct.data_types import RolloutBatch
+from open_instruct.rollouts.batch_progress import BatchProgress
 from open_instruct.run import fully_async_trainer
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.system.timer import Timer
@@ -55,7 +57,7 @@ def trainer(learners: Learners, monkeypatch: pytest.MonkeyPatch) -> FullyAsyncTr
     return FullyAsyncTrainer(make_args(streaming=True), parts, queue, Timer())
 
 
-HOOKS: Any = SimpleNamespace(before_training=lambda: None, on_idle=lambda: None)
+HOOKS: Any = SimpleNamespace(before_training=lambda: None, on_idle=lambda: None, tell_news=lambda: None)
 
 
 def test_a_step_has_the_reports_of_its_last_partial_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +91,47 @@ def test_a_driver_that_was_stopped_looks_for_the_batch_once_more(
         return wait(refs, **settings)
 
     monkeypatch.setattr(learners, "wait", stopped)
-    hooks: Any = SimpleNamespace(**vars(HOOKS), describe_progress=lambda: "nobody")
+    hooks: Any = SimpleNamespace(**vars(HOOKS), describe_progress=batch_progress)
     if is_ready:
         assert trainer(learners, monkeypatch).train_step(1, hooks).training_step == 1
     else:
         with pytest.raises(TimeoutError, match=r"Nothing came for 1800 s"):
             trainer(learners, monkeypatch).train_step(1, hooks)
+
+
+def lines_of_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *progress: BatchProgress
+) -> list[tuple[str, str]]:
+    """Level and text of what the log says while a step waits for its batch."""
+    left = list(progress)
+
+    class Late(Learners):
+        def wait(self, refs: Any, **settings: Any) -> Any:
+            return None if refs == "batch" and left else super().wait(refs, **settings)
+
+    caplog.set_level("INFO")
+    hooks: Any = SimpleNamespace(**vars(HOOKS), describe_progress=lambda: left.pop(0))
+    trainer(Late(None), monkeypatch).train_step(1, hooks)
+    return [(record.levelname, record.getMessage()) for record in caplog.records if "not ready" in record.message]
+
+
+def test_the_ordinary_first_wait_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = [batch_progress(num_results=number) for number in (0, 8, 8)]
+    lines = lines_of_waiting(monkeypatch, caplog, *waits)
+    assert [level for level, _ in lines] == ["INFO", "INFO", "WARNING"]  # nothing came between the last two
+
+
+def test_a_wait_with_nothing_to_train_on_is_a_warning_that_begins_with_what_came_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"train-{number} (version 0)" for number in range(2048, 2064)]
+    waits = batch_progress(num_back=2048, mean_score=0.0, waited_for=names, num_being_scored=3, num_results=16_384)
+    ((level, text),) = lines_of_waiting(monkeypatch, caplog, waits)
+    assert level == "WARNING"
+    assert text.startswith(
+        "batch 1 is not ready: 2,048 groups came back for this step, 0 can be trained on "
+        "(all scored alike: 2,048, mean score 0); 16 prompts not back from the engines"
+    )
+    assert len(text) <= 200

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from conftest import make_args
-from driver_fakes import NUM_STEPS, PowerLoss, go, played_run
+from driver_fakes import NUM_STEPS, PowerLoss, batch_progress, go, played_run
 from whole_runs import assert_each_prompt_once, prompts_by_step, rows
 
 from open_instruct import grpo_fast
+from open_instruct.cluster.failures import ComponentDied
 from open_instruct.data.run_identity import run_identity
 from open_instruct.learners.step_sums import NONFINITE_STEPS
 from open_instruct.report import run_log
+from open_instruct.rollouts.batch_progress import RolloutNews
 from open_instruct.run import fully_async_trainer, parameter_synchronizer, step_loop
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.run_saving import checkpoint_store, resumes_the_same_run
@@ -252,6 +254,74 @@ def test_an_evaluation_does_not_wait_for_an_engine_that_has_discarded_its_weight
     assert not run.components.supervisor.needs_weights
     assert not run.components.supervisor.needs_weights_to_evaluate
     assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+# --- what is told before a step is over -------------------------------------------------------------------------------
+
+
+def evaluated_while_waiting(run: Any) -> Any:
+    """The evaluation of step 0 is complete while the first batch is awaited."""
+    run.components.controller.evaluation_is_complete = True
+    return run
+
+
+def test_the_evaluation_of_step_0_is_told_before_step_1_is_trained(tmp_path: Path) -> None:
+    run = evaluated_while_waiting(played_run(tmp_path, eval_on_step_0=True))
+    train = run.components.learners.async_train
+    at_first_training: list[list[int]] = []
+
+    def noting(*args: Any) -> Any:
+        at_first_training.append(evaluated_steps(tmp_path))
+        return train(*args)
+
+    run.components.learners.async_train = noting
+    assert go(run) == 0
+    assert at_first_training[0] == [0]
+    assert evaluated_steps(tmp_path) == [0, 2, 4, 6]
+    assert run.progress.eval_accuracy_before == 0.0
+    assert_nothing_is_lost_or_repeated(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "a failure"])
+def test_a_complete_evaluation_is_told_when_the_run_ends_before_step_1(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = played_run(tmp_path, eval_on_step_0=True, during="the batch of step 1" if end == "SIGTERM" else "")
+    wait = run.components.wait
+
+    def complete_at_the_end(refs: Any, *, what: str, **settings: Any) -> Any:
+        if what == "the batch of step 1":
+            run.components.controller.evaluation_is_complete = True
+            if end == "a failure":
+                raise ComponentDied("engine 0 died")
+        return wait(refs, what=what, **settings)
+
+    run.components.wait = complete_at_the_end
+    if end == "SIGTERM":
+        assert go(run) == 85
+        assert summary_of(tmp_path)["eval_accuracy_before"] == 0.0
+    else:
+        with pytest.raises(ComponentDied):
+            go(run)
+    assert evaluated_steps(tmp_path) == [0]
+
+
+def test_prompts_that_a_step_leaves_out_are_written_while_it_waits(tmp_path: Path) -> None:
+    run = played_run(tmp_path, during="the batch of step 1")
+    left_out: list[dict[str, object]] = [{"prompt_id": "train-0", "row": "x line 1", "fate": "zero_std"}]
+    run.components.controller.news = lambda: RolloutNews(["no score above 0"], False, {1: left_out}, batch_progress())
+    run.components.controller.close_ledger = lambda: {
+        "issued": 2,
+        "consumed": 0,
+        "dropped": {"zero_std": 2},
+        "reissued": 0,
+        "left_out": {1: [{"prompt_id": "train-1"}]},
+    }
+    assert go(run) == 85
+    assert rows(tmp_path / "prompts.jsonl") == [
+        {"training_step": 1, "prompts": left_out},
+        {"training_step": 1, "prompts": [{"prompt_id": "train-1"}]},
+    ]
 
 
 # --- what a resumed run repeats ---------------------------------------------------------------------------------------
