@@ -140,8 +140,8 @@ class BatchProducer:
             self._traces.write_left_out(assembly.training_step, left_out)
 
     def _extend(self, assembly: StepAssembly) -> None:
-        """Take more prompts into a step that has nothing to train on. Logged the first two times, at first with two of the answers.
-        After that, the driver's lines about the batch say it (`BatchProgress`)."""
+        """Take more prompts into a step that has nothing to train on. Logged the first two times, at first with two of the
+        answers. After that, the driver's lines about the batch say it (`BatchProgress`)."""
         assembly.num_extended += 1
         if assembly.num_extended <= 2:
             logger.warning("%s", assembly.why_no_gradient + self._what_was_sampled(assembly))

@@ -414,8 +414,9 @@ def test_who_is_waited_for_is_told(make_play: MakePlay) -> None:
     requests = play.receive(NUM_PROMPTS)
     play.deliver(*(play.answer(requests[i]) for i in (0, 2)))
     assert play.nothing_is_ready() == (
-        "step 1 is being put together, prompts of version 0 are admitted, 2 prompts are not back from the engines "
-        "(train-1 (version 0), train-3 (version 0)), 0 are being scored, 0 groups wait"
+        "2 groups came back for this step, 2 can be trained on; step 1 is being put together, prompts of version 0 are admitted, "
+        "not back from the engines: 2 prompts (train-1 (version 0), train-3 (version 0)), "
+        "being scored: 0 groups, waiting: 0 groups"
     )
 
 
@@ -429,6 +430,7 @@ def test_the_end_of_a_run_leaves_no_prompt_open(make_play: MakePlay) -> None:
         "dropped": {"run_ended": 2 * NUM_PROMPTS},
         "reissued": 0,
         "open": 0,
+        "left_out": {},
     }
 
 
