@@ -277,7 +277,7 @@ def check_same_run(path: Path, phase: Phase, model: ServedModel, policies: Mappi
     Raises:
         RunFailed: the stream was begun with other settings.
     """
-    data = _identity(phase.problems)
+    data = identity_of(phase.problems)
     later = {"data": data, **policies}  # earlier versions did not write them
     settings = asdict(phase.settings) | {"model": model.name, "problems": len(phase.problems)} | later
     if path.exists():
@@ -293,7 +293,7 @@ def check_same_run(path: Path, phase: Phase, model: ServedModel, policies: Mappi
     write_atomically(path, json.dumps(settings).encode())
 
 
-def _identity(problems: Sequence[Problem]) -> str:
+def identity_of(problems: Sequence[Problem]) -> str:
     """A hash of the problems. Their places do not count, because a file may move."""
     contents = [{name: value for name, value in asdict(problem).items() if name != "row"} for problem in problems]
     return hashlib.sha256(repr(contents).encode(errors="replace")).hexdigest()[:16]

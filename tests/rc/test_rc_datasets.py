@@ -1,12 +1,15 @@
 """Problems from rows as they come: this project's, GSM8K's, MATH's."""
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from open_instruct.rc.datasets import load_datasets
+from open_instruct.rc_actor import identity_of
 from open_instruct.verifiers.registry import build_all_verifiers, check_label, find_verifier
 from open_instruct.workflows.rc.types import Problem
 
@@ -149,3 +152,19 @@ def test_a_label_of_the_math_verifier_is_a_text_or_a_number() -> None:
     check_label("math", 5)
     with pytest.raises(ValueError, match="ground truth"):
         check_label("math", {"a": 1})
+
+
+def test_a_stream_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its settings hold a hash of the problems, which had no `row` then."""
+    (problem,) = load(tmp_path, {"problem": "P", "answer": "1"})
+    before = [
+        {
+            "problem_id": problem.problem_id,
+            "text": "P",
+            "ground_truth": "1",
+            "verifier": "math",
+            "dataset": problem.dataset,
+        }
+    ]
+    assert identity_of([problem]) == hashlib.sha256(repr(before).encode()).hexdigest()[:16]
+    assert identity_of([replace(problem, row="moved.jsonl line 1")]) == identity_of([problem])
