@@ -30,6 +30,8 @@ class VllmParsers:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
 
+        for module in ("vllm.tool_parsers", "vllm.parser"):  # they log a traceback for each call that they cannot read
+            logging.getLogger(module).setLevel(logging.CRITICAL)
         try:
             parser_class = ToolParserManager.get_tool_parser(name)
         except KeyError:

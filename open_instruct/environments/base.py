@@ -39,6 +39,10 @@ class ToolCall:
     arguments: dict[str, Any] = field(default_factory=dict)
     id: str = ""
     """The call's id as the model or its parser gave it; may be empty."""
+    problem: str = ""
+    """Why the call cannot be read, as the model is told; empty if it can be read. No environment gets a call with a problem."""
+    text: str = ""
+    """The call as the model wrote it, if it has a problem."""
 
 
 @dataclass(frozen=True)

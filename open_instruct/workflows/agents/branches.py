@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from open_instruct.data_types import Completion, Sample
-from open_instruct.workflows.conversations.ledger import Ledger
+from open_instruct.workflows.conversations.ledger import Ledger, Span
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Grown:
     branch: Branch
     before: Branch | None
     """None: the branch is new."""
+    is_copy: bool = False
+    """Whether the branch was a copy that no sample stood for before."""
 
 
 @dataclass
@@ -50,21 +52,30 @@ class Branches:
     all: list[Branch] = field(default_factory=list)
 
     @property
-    def idle(self) -> list[Branch]:
-        """Samples that a request may continue."""
-        return [branch for branch in self.all if not branch.is_busy]
+    def num_response_tokens(self) -> int:
+        """Tokens of all responses."""
+        return sum(len(span.token_ids) for span in self.spans)
 
     @property
-    def num_response_tokens(self) -> int:
-        return sum(branch.ledger.num_response_tokens for branch in self.all)
+    def spans(self) -> list[Span]:
+        """The spans of all samples. A span that several samples have in common is there once."""
+        return list({id(span): span for branch in self.all for span in branch.ledger.spans}.values())
+
+    def continued(self, branch: Branch | None) -> Branch | None:
+        """The sample that a request goes on with: `branch`, or a copy of it if another request is continuing it. For example, a
+        client that has given a request up asks again before the engine knows."""
+        if branch is None or not branch.is_busy:
+            return branch
+        return Branch(branch.ledger, branch.talk, branch.finish_reason, last_request=branch.last_request)
 
     def begun_by(self, token_ids: Sequence[int]) -> Branch | None:
         """The longest sample whose tokens are a prefix of `token_ids`; None if there is none."""
         ids = np.asarray(token_ids, np.int32)
         found, longest = None, 0
-        for branch in self.idle:
+        for branch in self.all:
             known = branch.ledger.token_ids
-            if longest < len(known) <= len(ids) and np.array_equal(known, ids[: len(known)]):
+            is_better = longest < len(known) or (longest == len(known) and found is not None and found.is_busy)
+            if is_better and len(known) <= len(ids) and np.array_equal(known, ids[: len(known)]):
                 found, longest = branch, len(known)
         return found
 
@@ -73,8 +84,10 @@ class Branches:
     ) -> Grown:
         """Add what the policy said to the prompt `token_ids`, which begins with the tokens of `branch` if there is one."""
         before = None if branch is None else copy.copy(branch)
+        is_copy = branch is not None and all(branch is not known for known in self.all)
         if branch is None:
             branch = Branch(Ledger(token_ids))
+        if all(branch is not known for known in self.all):
             self.all.append(branch)
         ledger = copy.copy(branch.ledger)
         ledger.spans = list(ledger.spans)
@@ -82,13 +95,13 @@ class Branches:
             ledger.inserted(list(token_ids)[len(ledger.token_ids) :])
         ledger.sampled(said)
         branch.ledger, branch.talk, branch.finish_reason, branch.last_request = ledger, talk, said.finish_reason, number
-        return Grown(branch, before)
+        return Grown(branch, before, is_copy)
 
     def take_back(self, grown: Grown, number: int) -> None:
         """Undo `grow`. The program never received the reply to request `number`, so nothing that it does depends on it."""
         if grown.branch.is_busy or grown.branch.last_request != number:
             return
-        if grown.before is None:
+        if grown.before is None or grown.is_copy:
             self.all.remove(grown.branch)
         else:
             vars(grown.branch).update(vars(grown.before), is_busy=False)
@@ -99,7 +112,7 @@ class Branches:
         Args:
             finish_reason: finish reason of the last sample; None takes the reason for which its last turn ended.
         """
-        grown = sorted((one for one in self.all if one.ledger.spans), key=lambda branch: branch.last_request)
+        grown = sorted(self._separate(), key=lambda branch: branch.last_request)
         return [
             branch.ledger.sample(
                 finish_reason=finish_reason or branch.finish_reason if branch is grown[-1] else "stop",
@@ -108,3 +121,20 @@ class Branches:
             )
             for branch in grown
         ]
+
+    def _separate(self) -> list[Branch]:
+        """The samples without what they have in common, which is trained on once. A sample that another one continues is left
+        out; of two samples that go on differently, the later one has the common part in its prompt."""
+        longest_first = sorted(self.all, key=lambda branch: (-len(branch.ledger.spans), branch.last_request))
+        kept: list[Branch] = []
+        seen: set[int] = set()
+        for branch in longest_first:
+            spans = branch.ledger.spans
+            num_common = sum(id(span) in seen for span in spans)
+            if num_common == len(spans):
+                continue
+            while num_common < len(spans) and not spans[num_common].is_sampled:
+                num_common += 1
+            seen.update(map(id, spans))
+            kept.append(branch if not num_common else replace(branch, ledger=branch.ledger.behind(num_common)))
+        return kept

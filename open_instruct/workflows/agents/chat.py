@@ -2,11 +2,13 @@
 is never tokenized again."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import Completion
+from open_instruct.environments.base import ToolCall
 from open_instruct.workflows.agents.branches import Branch, Talk
 from open_instruct.workflows.agents.protocol import Asked, ChatRequest, Refused, cleaned
 from open_instruct.workflows.conversations.bridge import MAY_BE_LEFT_OUT, Bridge, CannotBridge, is_shown
@@ -67,7 +69,7 @@ class Chat:
                 {
                     "id": f"call_{number}_{position}",
                     "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+                    "function": {"name": call.name, "arguments": _written_arguments(call)},
                 }
                 for position, call in enumerate(calls)
             ]
@@ -87,14 +89,22 @@ class Chat:
         cuts = [(token_ids[:-1] if stopped else token_ids, False), (token_ids, True)]
         wordings = {}
         for ids, keeps in sorted(cuts, key=lambda cut: cut[1] != asked.keeps_stop):
-            text, raw = (cut_at(decode(ids), asked.stop, keeps=keeps) for decode in self._decoders)
+            text, raw = self._cut(ids, asked.stop, keeps=keeps)
             wordings[text] = raw
-        text, raw = (decode(token_ids) for decode in self._decoders)
-        return wordings | {text: raw}
+        return wordings | {self._codec.decode(token_ids): self._codec.decode_all(token_ids)}
 
-    @property
-    def _decoders(self) -> tuple[Callable[[list[int]], str], Callable[[list[int]], str]]:
-        return self._codec.decode, self._codec.decode_all
+    def _cut(self, token_ids: list[int], stop: Sequence[str], *, keeps: bool) -> tuple[str, str]:
+        """The tokens up to the stop string, as text without and with control tokens. The stop string may spell control tokens."""
+        whole = self._codec.decode_all(token_ids)
+        raw = cut_at(whole, stop, keeps=keeps)
+        if raw == whole:
+            return self._codec.decode(token_ids), raw
+        num_whole = bisect_right(
+            range(len(token_ids)), len(raw), key=lambda n: len(self._codec.decode_all(token_ids[: n + 1]))
+        )
+        begun = raw[len(self._codec.decode_all(token_ids[:num_whole])) :]
+        is_control = bool(self._codec.control_token(token_ids[num_whole]))
+        return self._codec.decode(token_ids[:num_whole]) + ("" if is_control else begun), raw
 
     def _remember(self, message: Message, wordings: Mapping[str, str]) -> None:
         own = self._wordings.setdefault(_key(message), set())
@@ -105,15 +115,16 @@ class Chat:
             own.add(key)
 
     def _going_on(self, request: ChatRequest, branches: Sequence[Branch]) -> Branch | None:
-        """The longest sample whose messages are a prefix of the request's. Of equally long ones, one with the same wordings."""
+        """The longest sample whose messages are a prefix of the request's. Of equally long ones, one with the same wordings,
+        and one that no other request is continuing."""
         asked = [_key(message) for message in request.messages]
         found: Branch | None = None
-        best = (0, False)
+        best = (0, False, False)
         for branch in branches:
             if branch.talk is None or branch.talk.tools != request.tools:
                 continue
             known = [_key(message) for message in branch.talk.messages]
-            rank = (len(known), known == asked[: len(known)])
+            rank = (len(known), known == asked[: len(known)], not branch.is_busy)
             if best < rank and len(known) < len(asked) and all(map(self._is_same, known, asked)):
                 found, best = branch, rank
         return found
@@ -207,6 +218,12 @@ def _key(message: Message) -> str:
     calls = [[call["id"], call["function"]["name"], _arguments(call)] for call in message.get("tool_calls") or ()]
     further = {name: message.get(name) for name in ("name", "tool_call_id") if message["role"] != "assistant"}
     return json.dumps([message["role"], message["content"], calls, further], sort_keys=True)
+
+
+def _written_arguments(call: ToolCall) -> str:
+    """The arguments as text. If the call cannot be read: the call as the model wrote it, which the program can answer with an
+    error."""
+    return call.text if call.problem else json.dumps(call.arguments, ensure_ascii=False)
 
 
 def _arguments(call: Mapping[str, Any]) -> Any:

@@ -207,7 +207,7 @@ class AgentRollout:
             raise OutOfRoom("the rollout has reached its limit before. It is over.")
         if event["path"] == "generate":
             request = generate_request(body, setting.sampling, model=setting.model, vocab_size=setting.vocab_size)
-            branch = self._branches.begun_by(request.token_ids)
+            branch = self._branches.continued(self._branches.begun_by(request.token_ids))
             async with self._reservation(branch, request.token_ids, request.asked) as max_tokens:
                 said = await self._generate(request.token_ids, request.asked, max_tokens, number)
                 grown = self._grow(branch, request.token_ids, said, number, None)
@@ -219,8 +219,8 @@ class AgentRollout:
     ) -> tuple[dict[str, Any], Grown | None]:
         chat = self._chat
         request = chat_request(body, self._setting.sampling, model=self._setting.model)
-        branch, token_ids = chat.prompt(request, self._branches.idle)
-        branch = branch or self._branches.begun_by(token_ids)
+        branch, token_ids = chat.prompt(request, self._branches.all)
+        branch = self._branches.continued(branch or self._branches.begun_by(token_ids))
         asked = replace(request.asked, stop=(*request.asked.stop, *chat.stop(request)))
         async with self._reservation(branch, token_ids, asked) as max_tokens:
             said = await self._generate(token_ids, asked, max_tokens, number)
@@ -243,8 +243,9 @@ class AgentRollout:
         """
         setting, num_inserted = self._setting, 0
         if branch is not None:
-            branch.is_busy = True
             num_inserted = len(token_ids) - len(branch.ledger.token_ids)
+        if branch is not None and branch in self._branches.all:
+            branch.is_busy = True
         elif len(self._branches.all) + self._num_begun >= setting.options.agent_max_samples:
             raise OutOfRoom(
                 f"the prompt goes on where none of the {setting.options.agent_max_samples} samples of this rollout ends, and "
@@ -290,10 +291,10 @@ class AgentRollout:
             self._room.notify_all()
 
     def _free(self, branch: Branch | None) -> None:
-        if branch is None:
-            self._num_begun -= 1
-        else:
+        if branch is not None and branch.is_busy:
             branch.is_busy = False
+        else:  # a new sample, or a copy of another one
+            self._num_begun -= 1
 
     async def _generate(self, token_ids: list[int], asked: Asked, max_tokens: int, number: int) -> Completion:
         sampling = replace(
@@ -342,7 +343,7 @@ class AgentRollout:
             why = "the first request had no room" if account.at_limit else "it ended without a completion"
             raise ProgramFailed(f"{options.agent_command}: {why}{_quoted(event['errors'])}")
         account.num_samples = len(samples)
-        spans = [span for branch in self._branches.all for span in branch.ledger.spans]
+        spans = self._branches.spans
         account.num_policy_tokens = sum(len(span.token_ids) for span in spans if span.is_sampled)
         account.num_inserted_tokens = sum(len(span.token_ids) for span in spans if not span.is_sampled)
         return Ended(samples, account)

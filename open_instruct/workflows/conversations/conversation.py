@@ -261,6 +261,8 @@ class Conversation:
 
     async def _answer_call(self, call: ToolCall, turn: Turn) -> Observation:
         self._account.num_steps += 1
+        if call.problem:
+            return self._error(call, "malformed", call.problem)
         for participant in self._setting.participants:
             if call.name in participant.own_names:
                 inner = replace(call, name=participant.own_names[call.name])

@@ -57,6 +57,12 @@ class Ledger:
             version, _ = self.spans[-1].version_spans[-1]
             self.spans.append(Span("tool", ids, np.zeros(len(ids), np.float32), [(version, len(ids))]))
 
+    def behind(self, num_spans: int) -> "Ledger":
+        """The same tokens, with the first spans as a part of the prompt."""
+        ledger = Ledger(np.concatenate([self.prompt_ids, *(span.token_ids for span in self.spans[:num_spans])]))
+        ledger.spans = self.spans[num_spans:]
+        return ledger
+
     @property
     def token_ids(self) -> np.ndarray:
         """(Q + R,) int32: prompt and response, as they are sent to the engine for the next turn."""

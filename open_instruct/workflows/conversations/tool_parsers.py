@@ -2,6 +2,8 @@
 
 `legacy` and `dr_tulu` are open-instruct's own forms: a call is a tag, and the answer is written into the model's own turn.
 `vllm_<name>` is any parser of vLLM: the answer is a message of its own, in the form of the chat template.
+
+A call that was meant and cannot be read is a call, too: `ToolCall.problem` is what the model is told in place of an answer.
 """
 
 import json
@@ -10,14 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from open_instruct.chat_codec import END_THINK, THINK
 from open_instruct.environments.base import Message, Schema, ToolCall, schema_name
 from open_instruct.workflows.base import CallParser
+from open_instruct.workflows.conversations.call_forms import FORMS, CallForm
 
 VLLM = "vllm_"
 OWN_TURN = ("legacy", "dr_tulu")
 """The forms whose answers are written into the model's own turn."""
 DEEPEST = 64
 """Most nested levels of lists and objects in a call's arguments, because later code walks them and Python's stack is limited."""
+NO_TOOL = "tool"
+"""Name of a call that names no tool."""
 NO_PARAMETER = "text"
 """Name of the argument if the tool names no parameter, or is not known."""
 VllmParsers = Callable[[str, Sequence[Schema]], CallParser]
@@ -51,17 +57,31 @@ class LegacyParser(ToolParser):
     def __init__(self, schemas: Sequence[Schema]) -> None:
         self._parameters = {schema_name(described): first_parameter(described, "") for described in schemas}
         self._kinds = {schema_name(described): _kind_of_first(described) for described in schemas}
-        names = "|".join(re.escape(name) for name in self._parameters)
-        self._tag = re.compile(rf"<({names})>(.*?)</\1>", re.DOTALL) if names else None
+        names = "|".join(re.escape(name) for name in self._parameters) or "(?!)"
+        self._tag = re.compile(rf"<({names})>(.*?)</\1>", re.DOTALL)
+        self._begin = re.compile(rf"<({names})>")
         self.stop = [f"</{name}>" for name in self._parameters]
 
     def calls(self, text: str) -> list[ToolCall]:
-        found = self._tag.finditer(text) if self._tag else ()
-        return [self._call_of(match[1], match[2]) for match in found]
+        matches = list(self._tag.finditer(text))
+        calls = [self._call_of(match[1], match[2]) for match in matches]
+        rest = text[matches[-1].end() if matches else 0 :].rpartition(END_THINK)[2]
+        if unread := self._begin.search(rest):
+            calls.append(self._unread(rest[unread.start() :], unread[1] if unread.lastindex else ""))
+        return calls
 
     def _call_of(self, name: str, text: str) -> ToolCall:
         parameter = self._parameters.get(name, NO_PARAMETER)
         return ToolCall(name, {parameter: _as_kind(text, self._kinds.get(name))} if parameter else {})
+
+    def _unread(self, text: str, name: str) -> ToolCall:
+        """A call that was begun and does not end, or whose tag is written in another way."""
+        return ToolCall(
+            name, problem=f"this call cannot be read. A call looks like this: {self._example(name)}", text=text
+        )
+
+    def _example(self, name: str) -> str:
+        return f"<{name}>…</{name}>"
 
     def answer_text(self, messages: Sequence[Message]) -> str:
         return "\n".join(f"<{self.output}>\n{message['content']}\n</{self.output}>\n" for message in messages)
@@ -71,37 +91,100 @@ class DrTuluParser(LegacyParser):
     """`<call_tool name="search">query</call_tool>`, as the models of DR Tulu write it."""
 
     output = "tool_output"
-    _call = re.compile(r"<call_tool\s+name=\"([^\"]+)\"[^>]*>(.*?)</call_tool>", re.DOTALL)
 
     def __init__(self, schemas: Sequence[Schema]) -> None:
         super().__init__(schemas)
+        self._tag = re.compile(r"<call_tool\s+name=\"([^\"]+)\"[^>]*>(.*?)</call_tool>", re.DOTALL)
+        self._begin = re.compile(r"<call_tool\b")
         self.stop = ["</call_tool>"]
 
-    def calls(self, text: str) -> list[ToolCall]:
-        return [self._call_of(match[1], match[2]) for match in self._call.finditer(text)]
+    def _example(self, name: str) -> str:
+        name = name or next(iter(self._parameters), "tool")
+        return f'<call_tool name="{name}">…</call_tool>'
 
 
 class VllmToolParser(ToolParser):
-    """One of vLLM's parsers. Arguments that are not a JSON object, or are nested too deep, become the value of the tool's first
-    parameter, so that the tool itself can complain about them."""
+    """One of vLLM's parsers. It gets each call of a turn by itself, because many of them find no call at all if one is malformed.
 
-    def __init__(self, schemas: Sequence[Schema], parse: CallParser) -> None:
+    Arguments that are the JSON text of an object are that object. Other arguments that are no object, or are nested too deep,
+    become the value of the tool's first parameter, so that the tool itself can complain about them.
+
+    Args:
+        form: how calls are written; None if that is not known. Then malformed calls are not noticed.
+    """
+
+    def __init__(self, schemas: Sequence[Schema], parse: CallParser, form: CallForm | None = None) -> None:
         self._parse = parse
+        self._form = form
         self._parameters = {schema_name(described): first_parameter(described) for described in schemas}
 
     def calls(self, text: str) -> list[ToolCall]:
-        found = []
-        for name, written in self._parse(text):
-            try:
-                arguments: Any = json.loads(written or "{}")
-            except (ValueError, RecursionError):
-                arguments = written
-            if _is_deep(arguments, DEEPEST):
-                arguments = written
-            if not isinstance(arguments, dict):
-                arguments = {self._parameters.get(name, NO_PARAMETER): arguments}
-            found.append(ToolCall(name, arguments))
-        return found
+        spoken = without_thoughts(text)
+        whole = self._parse(spoken)
+        form = self._form
+        parts = list(form.parts(spoken, self._parameters)) if form else []
+        if form is None or not parts:
+            return [self._call_of(name, written) for name, written in whole]
+        problems = [form.problem(part) for part in parts]
+        if len(whole) > len(parts) and not any(problems):
+            return [self._call_of(name, written) for name, written in whole]
+        calls: list[ToolCall] = []
+        for part, problem in zip(parts, problems, strict=True):
+            inside = [] if problem else self._parse(form.turn(part))
+            calls += [self._checked(name, written, part) for name, written in inside] or [self._unread(part, problem)]
+        return calls
+
+    def _checked(self, name: str, written: str, part: str) -> ToolCall:
+        """A call that the parser has found, unless its arguments are no JSON or were lost."""
+        assert self._form is not None
+        try:
+            is_empty = not json.loads(written or "{}")
+        except (ValueError, RecursionError) as error:
+            return self._unread(part, f"its arguments are no JSON: {error}", name)
+        if is_empty and (problem := self._form.lost_arguments(part)):
+            return self._unread(part, problem, name)
+        return self._call_of(name, written)
+
+    def _call_of(self, name: str, written: str) -> ToolCall:
+        arguments = _read_json(written or "{}")
+        if isinstance(arguments, str) and isinstance(inner := _read_json(arguments), dict):
+            arguments = inner
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            arguments = {self._parameters.get(name, NO_PARAMETER): arguments}
+        return ToolCall(name, arguments)
+
+    def _unread(self, part: str, problem: str, name: str = "") -> ToolCall:
+        """A call that cannot be read. Its name is that of the tool that it mentions first."""
+        assert self._form is not None
+        places = {known: place.start() for known in self._parameters if (place := _word(known).search(part))}
+        name = name or min(places, key=lambda known: places[known], default=NO_TOOL)
+        shown = name if name in self._parameters else next(iter(self._parameters), "tool")
+        example = self._form.turn(self._form.example(shown, {self._parameters.get(shown, NO_PARAMETER): "…"}))
+        why = f" ({problem})" if problem else ""
+        return ToolCall(name, problem=f"this call cannot be read{why}. A call looks like this: {example}", text=part)
+
+
+def without_thoughts(text: str) -> str:
+    """What a turn says besides its thoughts. A call is no call while the model thinks about it. Thoughts without an end stay."""
+    return _THOUGHTS.sub("", text)
+
+
+_THOUGHTS = re.compile(rf"\A(?:(?!{THINK}).)*?{END_THINK}|{THINK}.*?{END_THINK}", re.DOTALL)
+
+
+def _word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+
+
+def _read_json(text: str) -> Any:
+    """The JSON value of a text; the text itself if it is no JSON, or nested too deep."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if _is_deep(value, DEEPEST) else value
 
 
 def first_parameter(described: Schema, default: str = NO_PARAMETER) -> str:
@@ -158,4 +241,5 @@ def tool_parser(kind: str, schemas: Sequence[Schema], of_vllm: VllmParsers) -> T
         return LegacyParser(schemas)
     if kind == "dr_tulu":
         return DrTuluParser(schemas)
-    return VllmToolParser(schemas, of_vllm(kind.removeprefix(VLLM), schemas))
+    name = kind.removeprefix(VLLM)
+    return VllmToolParser(schemas, of_vllm(name, schemas), FORMS.get(name))
