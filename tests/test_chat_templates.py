@@ -150,3 +150,36 @@ def test_a_template_that_refuses_is_no_reason_to_stop() -> None:
     audit = audit_template(read_tokenizer(str(TINY_MODEL), None, setup))
     assert audit.keeps_prefix is None
     assert "not known" in audit.text
+
+
+QWEN = (  # as Qwen2.5: a system prompt of its own, and tools
+    "{% if messages[0]['role'] == 'system' %}<|user|>{{ messages[0]['content'] }}<|end|>"
+    "{% else %}<|user|>You are Qwen, made by Alibaba Cloud. You are a helpful assistant.<|end|>{% endif %}"
+    "{% if tools %}Tools: {{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{% if m['role'] != 'system' %}<|{{ m['role'] }}|>{{ m['content'] }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_system_prompt_of_the_template_is_told_with_its_text() -> None:
+    tokenizer = read_tokenizer(str(TINY_MODEL), None, TokenizerSetup(QWEN))
+    audit = audit_template(tokenizer)
+    assert audit.system_text == "You are Qwen, made by Alibaba Cloud. You are a helpful assistant."
+    prompt = tokenizer.apply_chat_template([USER], tokenize=False)
+    [warning] = audit.warnings(wants_form=False, prompt=prompt, was_chosen=False)
+    assert "adds a system prompt wherever a row has none ('You are Qwen, made by Alibaba Cloud." in warning
+    assert "--system_prompt_override_file takes its place" in warning
+    own = tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}, USER], tokenize=False)
+    assert list(audit.warnings(wants_form=False, prompt=own, was_chosen=False)) == []
+    assert list(audit.warnings(wants_form=False, prompt=prompt, was_chosen=True)) == []
+
+
+def test_a_template_that_ignores_tools_is_told_unless_the_prompt_names_one() -> None:
+    shows = audit_template(read_tokenizer(str(TINY_MODEL), None, TokenizerSetup(QWEN)))
+    ignores = audit_template(read_tokenizer(str(TINY_MODEL), None, TokenizerSetup(chat_template("tulu"))))
+    assert (shows.shows_tools, ignores.shows_tools) == (True, False)
+    [warning] = ignores.warnings(wants_form=False, prompt="France?", tools=["lookup", "sum"])
+    assert "names none of them (lookup, sum), so the model is never told that it may call them" in warning
+    assert list(ignores.warnings(wants_form=False, prompt="Call lookup. France?", tools=["lookup", "sum"])) == []
+    assert list(ignores.warnings(wants_form=False, prompt="France?")) == []
+    assert list(shows.warnings(wants_form=False, prompt="France?", tools=["lookup"])) == []

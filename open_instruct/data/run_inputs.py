@@ -25,6 +25,9 @@ from open_instruct.verifiers.registry import import_verifiers, unused_modules, v
 from open_instruct.verifiers.row_verifiers import checks_of_row, names_of_verifiers
 from open_instruct.workflows.base import Workflow
 
+ROWS_TO_LOOK_AT = 100
+"""Rows in which a prompt with tools is looked for."""
+
 
 @dataclass(frozen=True)
 class RunInputs:
@@ -81,11 +84,26 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     pad_token_id = tokenizer.eos_token_id if pad is None else pad
     identity = tokenizer_identity(tokenizer, args.tokenizer_name)
     audit = audit_template(tokenizer)
-    prompt = train_dataset[0].raw_query
-    warnings = tuple(audit.warnings(wants_form=args.apply_r1_style_format_reward, prompt=prompt))
+    warnings = _notes_on_template(args, tokenizer, workflow, train_dataset, audit)
     warnings += _notes_on_verifiers(args, [train_dataset, *([eval_dataset] if eval_dataset is not None else [])])
     reports = train_reports + eval_reports
     return RunInputs(train_dataset, eval_dataset, pad_token_id, reports, identity, audit, warnings), []
+
+
+def _notes_on_template(
+    args: GRPOConfig, tokenizer: Any, workflow: Workflow, dataset: PromptDataset, audit: TemplateAudit
+) -> tuple[str, ...]:
+    """What the chat template does to the first prompt, or to the first prompt with tools if one of the first rows has tools."""
+    row, tools = dataset[0], []
+    if workflow.reads_rows:
+        for number in range(min(len(dataset), ROWS_TO_LOOK_AT)):
+            schemas = workflow.row_schemas(dataset[number].facts or {})
+            if schemas:
+                row, tools = dataset[number], [str(one["function"]["name"]) for one in schemas]
+                break
+    prompt = ChatCodec(tokenizer).decode_all(row.prompt.tolist())
+    wants_form, was_chosen = args.apply_r1_style_format_reward, args.chat_template_name is not None
+    return tuple(audit.warnings(wants_form=wants_form, prompt=prompt, was_chosen=was_chosen, tools=tools))
 
 
 def _notes_on_verifiers(args: GRPOConfig, datasets: Sequence[PromptDataset]) -> tuple[str, ...]:

@@ -138,15 +138,21 @@ def _functions(begin: str, end: str, *, line: str = "\n") -> CallForm:
     )
 
 
-def _keys(begin: str, end: str, **options: str) -> CallForm:
+_KEY_AND_VALUE = "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
+
+
+def _keys(
+    begin: str, end: str, *, separator: str = "", argument: str = _KEY_AND_VALUE, before: str = "", after: str = ""
+) -> CallForm:
     """GLM's form."""
     return CallForm(
-        f"{begin}NAME{options.pop('separator', '')}ARGUMENTS{end}",
-        rf"{re.escape(begin)}(?!s)",
+        f"{begin}NAME{separator}ARGUMENTS{end}",
+        rf"{re.escape(begin)}",
         end,
+        before=before,
+        after=(after,) if after else (),
         written="tags",
-        argument=options.pop("argument", "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"),
-        **{name: (text,) if name == "after" else text for name, text in options.items()},
+        argument=argument,
     )
 
 
@@ -169,12 +175,16 @@ def _calls_in_python(before: str, *after: str, **options: Any) -> CallForm:
     )
 
 
+def _deepseek(call: str) -> CallForm:
+    begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    before, after = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    return CallForm(f"{begin}{call}{end}", begin, end, before=before, after=(after,), between="")
+
+
 _TOOL_CALL = _tagged("<tool_call>", "</tool_call>")
 _QWEN = _functions("<tool_call>", "</tool_call>")
 _COMPACT = "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"
 _GLM = _keys("<tool_call>", "</tool_call>")
-_DEEPSEEK = {"before": "<｜tool▁calls▁begin｜>", "after": ("<｜tool▁calls▁end｜>",), "between": ""}
-_DEEPSEEK_BEGIN, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _PLAMO = "<|plamo:{}:plamo|>"
 _MINIMAX = "]<]minimax[>["
 _LLAMA = _listed("", begin=_JSON_BEGIN_KNOWN)
@@ -188,15 +198,8 @@ FORMS: dict[str, CallForm] = {
         call='{"NAME": ARGUMENTS}',
         begin=r"\{\s*[\"'](?:NAMES)[\"']\s*:",
     ),
-    "deepseek_v3": CallForm(
-        f"{_DEEPSEEK_BEGIN}function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```{_DEEPSEEK_END}",
-        _DEEPSEEK_BEGIN,
-        _DEEPSEEK_END,
-        **_DEEPSEEK,
-    ),
-    "deepseek_v31": CallForm(
-        f"{_DEEPSEEK_BEGIN}NAME<｜tool▁sep｜>ARGUMENTS{_DEEPSEEK_END}", _DEEPSEEK_BEGIN, _DEEPSEEK_END, **_DEEPSEEK
-    ),
+    "deepseek_v3": _deepseek("function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```"),
+    "deepseek_v31": _deepseek("NAME<｜tool▁sep｜>ARGUMENTS"),
     "deepseek_v32": _invokes(
         "｜DSML｜", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", kind=' string="true"'
     ),

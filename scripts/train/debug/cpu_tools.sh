@@ -19,6 +19,7 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --dataset_mixer_eval_list "$SUMS&size=256&seed=20240" 1.0 \
     --tools calculator \
     --tool_parser_type legacy \
+    --pass_tools_to_chat_template False \
     --max_steps 2 \
     --max_prompt_token_length 80 \
     --response_length 80 \
