@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from open_instruct.system.counted import counted
+from open_instruct.system.counted import counted, counted_are
 
 LONGEST_BRIEF = 170
 """Characters of `BatchProgress.brief`, so that the line in the log that begins with it has at most 200."""
@@ -74,8 +74,8 @@ class BatchProgress:
         """What is still awaited, the most important first."""
         parts = [f"paused: {', '.join(self.pauses)}"] if self.pauses else []
         parts += [self.evaluation] if self.evaluation else []
-        parts.append(f"{counted(len(self.waited_for), 'prompt')} not back from the engines")
-        parts += [f"{counted(self.num_being_scored, 'group')} being scored"] if self.num_being_scored else []
+        parts.append(f"{counted_are(len(self.waited_for), 'prompt')} not back from the engines")
+        parts += [f"{counted_are(self.num_being_scored, 'group')} being scored"] if self.num_being_scored else []
         parts += [f"the first is {self.waited_for[0]}"] if self.waited_for else []
         return parts
 
@@ -86,9 +86,9 @@ class BatchProgress:
         evaluation = f"; {self.evaluation}" if self.evaluation else ""
         return (
             f"{self._back}; step {self.training_step} is being put together, prompts of version {self.version} are admitted, "
-            f"not back from the engines: {counted(len(self.waited_for), 'prompt')} ({names or 'none'}), "
-            f"being scored: {counted(self.num_being_scored, 'group')}{self.of_teacher}, "
-            f"waiting: {counted(self.num_waiting, 'group')}{evaluation}{paused}"
+            f"{counted_are(len(self.waited_for), 'prompt')} not back from the engines ({names or 'none'}), "
+            f"{counted_are(self.num_being_scored, 'group')} being scored{self.of_teacher}, "
+            f"{counted_are(self.num_waiting, 'group')} waiting{evaluation}{paused}"
         )
 
 

@@ -20,6 +20,7 @@ from open_instruct.data_types import GenerationResult, Moment
 from open_instruct.rollouts.batch_metrics import scoring_metrics
 from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
+from open_instruct.system.counted import counted_are
 from open_instruct.system.work_threads import WorkThreads
 from open_instruct.workflows.base import Workflow
 
@@ -172,8 +173,8 @@ class Evaluation:
         """For a message to the user: which prompts are missing."""
         names = ", ".join(self.prompt_id(row) for row in sorted(self._out)[:8])
         return (
-            f"{len(self._out)} prompts are not back from the engines ({names or 'none'}), {len(self._being_scored)} are being "
-            f"scored, {len(self._to_issue)} wait to be issued"
+            f"{counted_are(len(self._out), 'prompt')} not back from the engines ({names or 'none'}), "
+            f"{counted_are(len(self._being_scored), 'prompt')} being scored, {len(self._to_issue)} still to be issued"
         )
 
 

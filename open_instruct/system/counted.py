@@ -4,3 +4,8 @@
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number and its noun; `plural` is the noun with an s by default."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def counted_are(number: int, noun: str) -> str:
+    """A number, its noun and its verb: `1 row is`, `2 rows are`."""
+    return f"{counted(number, noun)} {'is' if number == 1 else 'are'}"

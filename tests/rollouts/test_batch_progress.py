@@ -7,20 +7,21 @@ from driver_fakes import batch_progress
 @pytest.mark.parametrize(
     ("known", "text"),
     [
-        ({}, "no group came back for this step yet; 0 prompts not back from the engines"),
+        ({}, "no group came back for this step yet; 0 prompts are not back from the engines"),
         (
             {"num_back": 1, "num_usable": 1, "waited_for": ["train-3 (version 0)"]},
-            "1 group came back for this step, 1 can be trained on; 1 prompt not back from the engines; the first is "
+            "1 group came back for this step, 1 can be trained on; 1 prompt is not back from the engines; the first is "
             "train-3 (version 0)",
         ),
         (
             {"num_back": 20, "num_usable": 11, "num_masked": 2, "mean_score": 0.5},
-            "20 groups came back for this step, 11 can be trained on (scored alike: 7, cut off and masked: 2); 0 prompts not "
+            "20 groups came back for this step, 11 can be trained on (scored alike: 7, cut off and masked: 2); 0 prompts are not "
             "back from the engines",
         ),
         (
             {"evaluation": "evaluation of version 0: 12 of 64 done"},
-            "no group came back for this step yet; evaluation of version 0: 12 of 64 done; 0 prompts not back from the engines",
+            "no group came back for this step yet; evaluation of version 0: 12 of 64 done; 0 prompts are not back from the "
+            "engines",
         ),
     ],
 )

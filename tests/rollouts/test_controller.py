@@ -126,7 +126,7 @@ def test_a_batch_waits_for_prompts_that_are_not_issued_yet(
     monkeypatch.setattr(play.prompt_queue, "put", put_and_dawdle)
     play.start()
     play.deliver(*(play.answer(request) for request in play.receive(1)))
-    assert "0 prompts are not back from the engines (none), 0 are being scored" in play.nothing_is_ready()
+    assert "0 prompts are not back from the engines (none), 0 groups are being scored" in play.nothing_is_ready()
     may_go_on.set()
     play.deliver(*(play.answer(request) for request in play.receive_admitted()))
     assert play.prompts_in(play.batch(1)) == all_samples_of(*play.received)
@@ -137,7 +137,7 @@ def test_a_result_that_comes_twice_counts_once(make_play: MakePlay) -> None:
     requests = play.receive(NUM_PROMPTS)
     results = [play.answer(request) for request in requests]
     play.deliver(results[0], play.answer(requests[0], HOPELESS), *results[:3])
-    assert "1 prompts are not back" in play.nothing_is_ready()
+    assert "1 prompt is not back" in play.nothing_is_ready()
     play.deliver(results[3])
     # The first of two is the one that counts.
     assert play.prompts_in(play.batch(1)) == all_samples_of(*requests)

@@ -238,6 +238,6 @@ def test_evaluation_result_that_is_being_scored_is_not_lost_with_an_engine(
     play.deliver(play.answer(requests[0], [1]))
     evaluation = play.controller._evaluations.current
     assert evaluation is not None
-    play.wait_for(lambda: "1 are being scored" in evaluation.describe_missing())
+    play.wait_for(lambda: "1 prompt is being scored" in evaluation.describe_missing())
     play.controller.take_back_prompts()
     assert play.controller.recover_lost(held=ids(requests[1:])) == 0

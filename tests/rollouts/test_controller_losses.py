@@ -415,8 +415,8 @@ def test_who_is_waited_for_is_told(make_play: MakePlay) -> None:
     play.deliver(*(play.answer(requests[i]) for i in (0, 2)))
     assert play.nothing_is_ready() == (
         "2 groups came back for this step, 2 can be trained on; step 1 is being put together, prompts of version 0 are admitted, "
-        "not back from the engines: 2 prompts (train-1 (version 0), train-3 (version 0)), "
-        "being scored: 0 groups, waiting: 0 groups"
+        "2 prompts are not back from the engines (train-1 (version 0), train-3 (version 0)), 0 groups are being scored, "
+        "0 groups are waiting"
     )
 
 

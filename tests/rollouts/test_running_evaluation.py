@@ -100,7 +100,9 @@ def test_evaluation_is_complete_when_every_row_came_back_and_gives_them_in_order
     for row in (2, 0, 0):
         come_back(evaluation, row)
     assert not evaluation.is_complete
-    assert "1 prompts are not back from the engines (eval-7-1), 0 are being scored" in evaluation.describe_missing()
+    assert (
+        "1 prompt is not back from the engines (eval-7-1), 0 prompts are being scored" in evaluation.describe_missing()
+    )
     come_back(evaluation, 1)
     assert evaluation.is_complete
     assert [one.result.index for one in evaluation.groups] == [0, 1, 2]

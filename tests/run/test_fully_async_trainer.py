@@ -132,6 +132,6 @@ def test_a_wait_with_nothing_to_train_on_is_a_warning_that_begins_with_what_came
     assert level == "WARNING"
     assert text.startswith(
         "batch 1 is not ready: 2,048 groups came back for this step, 0 can be trained on "
-        "(all scored alike: 2,048, mean score 0); 16 prompts not back from the engines"
+        "(all scored alike: 2,048, mean score 0); 16 prompts are not back from the engines"
     )
     assert len(text) <= 200

@@ -2,7 +2,7 @@
 
 import pytest
 
-from open_instruct.system.counted import counted
+from open_instruct.system.counted import counted, counted_are
 
 
 @pytest.mark.parametrize(
@@ -14,3 +14,7 @@ def test_a_noun_has_its_plural(number: int, expected: str) -> None:
 
 def test_a_noun_may_have_a_plural_of_its_own() -> None:
     assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
+
+
+def test_a_verb_agrees_with_its_number() -> None:
+    assert [counted_are(number, "row") for number in (0, 1, 2)] == ["0 rows are", "1 row is", "2 rows are"]
