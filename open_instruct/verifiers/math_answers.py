@@ -55,7 +55,7 @@ def math_answer(text: str) -> str | None:
     """
     tagged = extract_answer(text)
     if tagged is not None and not _box_begins.search(text, text.rfind("</answer>")):
-        return math_answer(tagged)
+        return _whole_of_tags(tagged) or math_answer(tagged)
     if (boxed := boxed_answer(text)) is not None or _box_begins.search(text):
         return boxed
     if (final := final_answer(text)) is not None:
@@ -69,6 +69,15 @@ def math_answer(text: str) -> str | None:
     if not formulas:
         return whole_answer(text)
     return None if _is_hedged(end, formulas[-1]) else _body(formulas[-1])
+
+
+def _whole_of_tags(content: str) -> str | None:
+    """The text in `<answer>…</answer>`, if it is one formula without dollars, such as a matrix of several lines; else None."""
+    is_one = "\n" not in content or content.startswith(("\\begin", "\\left"))
+    is_plain = (
+        len(content) <= LONGEST_ANSWER and "\\boxed" not in content and not re.search(r"\$|\\[(\[]|answer", content)
+    )
+    return " ".join(content.split()) if content and is_one and is_plain else None
 
 
 def _answer_line(end: str) -> str | None:
@@ -161,7 +170,7 @@ def _statement(text: str) -> str:
     is_unit = len(unit) <= 3 and all(word.replace(".", "").replace("/", "").isalpha() for word in unit)
     if is_unit and not _OFFERS_MORE.search(remark):
         return f"{_body(formula)}\\text{{ {' '.join(unit)}}}"
-    return line.rstrip(".").strip("$")
+    return without_full_stop(line).strip("$")
 
 
 def _is_remark(text: str) -> bool:
@@ -180,7 +189,7 @@ def _first_sentence(line: str) -> str:
     found = re.match(r"(.{0,400}?[0-9)}\]])[.!] +(.*)", line)
     if found and not _OFFERS_MORE.search(found[2]):
         line = found[1]
-    return line[: LONGEST_ANSWER + 1].rstrip(".").strip("$")
+    return without_full_stop(line[: LONGEST_ANSWER + 1]).strip("$")
 
 
 _VERB = r"(?:is|are|was|were|equals?|gives?|get|gets|have|has|makes?|leaves?|yields?|becomes?|must|will|would)"

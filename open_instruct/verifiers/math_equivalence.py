@@ -57,7 +57,7 @@ _DEGREES = re.compile(r"\^\{?\\circ\}?|\\degree|°")
 _DOLLARS = re.compile(r"\\?,?\\?\$")
 _ANGLE = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 """A trigonometric function, in which degrees are not left out."""
-_UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!) *(?=[0-9]{3}(?![0-9]))")
+_UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\,) *(?=[0-9]{3}(?![0-9]))")
 """Separators of thousands that are never anything else. A plain comma may also separate elements of a list."""
 _FACTORIAL_EQUALS = re.compile(r"\A([^A-Za-z=]*[0-9]!)=")
 """`5!=120`; `x!=3` means something else."""

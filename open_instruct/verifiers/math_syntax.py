@@ -152,7 +152,7 @@ class _Reader(_Cursor):
                 may_go_on = operator not in OVER
                 product = Node("product" if may_go_on else "quotient", (product, factor))
             elif self.begins_factor():
-                if not may_go_on or is_number(self.next):
+                if not may_go_on or (is_number(self.next) and self.tokens[self.position - 1] != "!"):
                     raise Unreadable("two meanings: a factor behind a division, or a number behind a factor")
                 product = Node("product", (product, self.read_factor()))
             else:
