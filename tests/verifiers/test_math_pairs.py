@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from math_pairs import KINDS, Pair, examples, pairs
+from math_pairs import Pair, examples, pairs
+from math_things import KINDS
 
 from open_instruct.verifiers import math_equivalence
 from open_instruct.verifiers.registry import score_response
