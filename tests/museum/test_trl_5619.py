@@ -12,10 +12,11 @@ from open_instruct.algorithms.denominators import TOKEN, loss_divisor
 EXHIBIT = Exhibit(
     reports=("modelscope/ms-swift #10117", "huggingface/trl #5619", "huggingface/trl #6024"),
     subject="loss and advantages",
-    happened="Each micro-batch was divided by its own number of tokens before the micro-batches were averaged, so gradient"
-    " accumulation changed the loss: tokens in small micro-batches weighed more.",
+    happened="The token-mean losses (DAPO, CISPO) were divided by the tokens of the whole batch, and then once more by the"
+    " number of accumulation steps, or by the tokens of a batch that did not match these steps: the gradient "
+    "shrank with the number of micro-batches.",
     here="Learners add up sums over all micro-batches and ranks and divide once, by the number of tokens of the whole "
-    "step (`algorithms/denominators.py`).",
+    "optimizer step (`algorithms/denominators.py`).",
 )
 LOSSES = [np.array([1.0]), np.array([2.0, 4.0, 6.0]), np.array([0.5, 0.5]), np.array([8.0])]
 """Losses of the tokens of four responses."""
@@ -35,7 +36,8 @@ def check(loss: Callable[[MicroBatches], float]) -> None:
 
 
 def theirs(division: MicroBatches) -> float:
-    return float(np.mean([np.concatenate(micro_batch).mean() for micro_batch in division]))
+    num_tokens = sum(len(losses) for micro_batch in division for losses in micro_batch)
+    return sum(float(np.concatenate(micro_batch).sum()) / num_tokens / len(division) for micro_batch in division)
 
 
 def ours(division: MicroBatches) -> float:
@@ -44,7 +46,7 @@ def ours(division: MicroBatches) -> float:
     return total / loss_divisor(TOKEN, num_tokens=num_tokens, num_sequences=len(LOSSES), response_length=8)
 
 
-def test_means_of_means_are_caught() -> None:
+def test_division_by_the_accumulation_steps_is_caught() -> None:
     with pytest.raises(AssertionError):
         check(theirs)
 
