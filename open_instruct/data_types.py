@@ -39,6 +39,9 @@ class SamplingConfig:
     """Sample `max_tokens` tokens even if the model ends its response. For benchmarks, which need responses of one length."""
     seed: int | None = None
     """With a seed, the samples of the group do not depend on the engine that draws them, nor on the engine's other work."""
+    needs_fresh_cache: bool = False
+    """Use no keys and values that older weights have computed, even if the engine keeps its prefix cache. The workflow runner
+    sets this for evaluations, because an evaluation measures one weight version."""
 
 
 @dataclass(frozen=True)

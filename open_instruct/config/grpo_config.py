@@ -87,11 +87,13 @@ class GRPOConfig(
 
     @property
     def corrects_off_policy(self) -> bool:
-        """Whether tokens are weighed by rho: as the option says; without it, where samples may be stale or `vllm_top_p` leaves
-        tokens out. With `use_vllm_logprobs` rho is always 1."""
+        """Whether tokens are weighed by rho: as the option says; without it, where engines may sample from another distribution
+        than learners compute: samples may be stale, `vllm_top_p` leaves tokens out, or a kept prefix cache holds keys and values
+        of older weights. With `use_vllm_logprobs` rho is always 1."""
         if self.use_rho_correction is not None:
             return self.use_rho_correction
-        return (self.staleness_bound > 0 or self.vllm_top_p < 1) and not self.use_vllm_logprobs
+        differs = self.staleness_bound > 0 or self.vllm_top_p < 1 or self.vllm_keep_prefix_cache
+        return differs and not self.use_vllm_logprobs
 
     @property
     def denominator(self) -> float | str:
@@ -146,6 +148,11 @@ class GRPOConfig(
     def shares_devices(self) -> bool:
         """Whether engines are on the devices of the learners. On CPU `single_gpu_mode` means nothing: they share the machine."""
         return self.colocate or (self.single_gpu_mode and self._device_kind != "cpu")
+
+    @property
+    def enforces_eager(self) -> bool:
+        """Whether engines run the model without compiling it: as the option says; without it, on CPU."""
+        return self._device_kind == "cpu" if self.vllm_enforce_eager is None else self.vllm_enforce_eager
 
     @property
     def _device_kind(self) -> Kind:

@@ -194,8 +194,8 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """Use the engine's log-probs as those of the old policy. False: learners compute them before the first update of a step."""
     use_rho_correction: bool | None = None
     """Weigh the loss of each token by rho, the token's probability under the old policy divided by its probability in the engine,
-    truncated (importance sampling). By default only if samples may be stale or vllm_top_p is below 1, and not with
-    use_vllm_logprobs."""
+    truncated (importance sampling). By default only if samples may be stale, vllm_top_p is below 1 or vllm_keep_prefix_cache is
+    set, and not with use_vllm_logprobs."""
     rho_clamp_lower_bound: float = limited(0.0, NOT_NEGATIVE)
     """A lower rho is raised to this value."""
     rho_clamp_upper_bound: float = limited(2.0, NOT_NEGATIVE)
@@ -342,14 +342,16 @@ class VLLMOptions:
     """GPUs (on CPU: processes) per engine."""
     vllm_gpu_memory_utilization: float = limited(0.9, POSITIVE_SHARE)
     """Share of a GPU's memory that an engine takes."""
-    vllm_enforce_eager: bool = False
-    """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly."""
+    vllm_enforce_eager: bool | None = None
+    """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly. By default True on
+    CPU, where compiling takes minutes (docs/speed.md), and False on GPUs."""
     vllm_enable_prefix_caching: bool = False
     """Reuse the key-value cache of prompts that begin with the same tokens: a prompt is computed once for all of its samples, and
     a conversation's turn goes on from the turn before. The cache is emptied when new weights come."""
     vllm_keep_prefix_cache: bool = False
     """Keep the prefix cache when new weights come. Tokens then attend to keys and values of older weights, also beyond the
-    staleness bound, which is about tokens: metric kv_age says how old they are."""
+    staleness bound, which is about tokens: metric kv_age says how old they are, and rho corrects for it (use_rho_correction).
+    Evaluations use only keys and values of the weights that they measure."""
     vllm_max_num_seqs: int = limited(256, COUNT)
     """Most responses that an engine generates at once."""
     vllm_engine_args: dict[str, Any] = field(default_factory=dict)
@@ -424,8 +426,8 @@ class DeadlineOptions:
     logprob_mismatch_limit: float | None = limited(None, POSITIVE)
     """Largest allowed difference between the log-probs of engine and learner for the same weights: of any single token in float32
     (by default 0.001), on average over tokens in 16 bits (by default 0.1). A new engine is compared before it serves, and the run
-    ends if the difference is larger. Later steps are compared if all their tokens are of the version that is trained
-    (max_sample_age 0)."""
+    ends if the difference is larger. Later steps are compared if all their tokens, and the keys and values that these attended
+    to, are of the version that is trained (max_sample_age 0 and kv_age/max 0)."""
     logprob_mismatch_action: Literal["stop", "warn"] = "stop"
     """What happens when a later step breaks logprob_mismatch_limit. stop: the run ends; warn: the run goes on, with a warning."""
     engine_stall_timeout_s: float = limited(300.0, POSITIVE)

@@ -104,19 +104,32 @@ class GenerationLoop:
                 with self._lock:
                     self._lock.wait_for(lambda: self._calls or not self._work.will_submit, FIRST_REQUESTS_S)
         while (held := self._work.admit()) is not None:
-            prompt = {"prompt_token_ids": held.prompt.tolist()}
+            prompt: dict[str, Any] = {"prompt_token_ids": held.prompt.tolist()}
+            if salt := self._cache_salt(held):
+                prompt["cache_salt"] = salt
             try:
                 self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
+                self._kv_ages.note_admitted(held.prompt, version=held.version, salt=salt)
             except Exception as error:  # users write workflows, and one wrong request must not end the engine
                 if not is_refusal(error):
                     raise
                 self._hand_over(held, held.failed(f"refused by vLLM: {error}"))
 
+    def _cache_salt(self, held: TrackedRequest) -> str:
+        """The name of the part of the prefix cache that the request shares; "" is the part that all weight versions share."""
+        return f"version {held.version}" if held.sampling.needs_fresh_cache and self._kv_ages.keeps_old_blocks else ""
+
     def _finish(self, output: Any) -> None:
         held = self._work.get(output.request_id)
         if held is not None:  # None: the request was broken off or given up
             answer = held.answer(output)
-            aged = self._kv_ages.aged(held.prompt, output.num_cached_tokens, answer.completions)
+            aged = self._kv_ages.aged(
+                held.prompt,
+                output.num_cached_tokens,
+                answer.completions,
+                version=held.version,
+                salt=self._cache_salt(held),
+            )
             self._hand_over(held, replace(answer, completions=aged))
 
     def _hand_over(self, held: TrackedRequest, answer: Answer) -> None:

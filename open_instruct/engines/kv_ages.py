@@ -6,9 +6,13 @@ the oldest version whose keys and values the response attended to. Example: vers
 version 4 computed, so the age is 3.
 
     prefix cache                     keys and values of a response                                     age
-    off                              computed when the request began, kept until it ends               newest - first version
+    off                              computed from its admission on, kept until it ends                newest - version then
     on, emptied with new weights     of running requests too: all computed again                       0
     on, kept (`--vllm_keep_prefix_cache`)    of earlier requests too, whichever version computed them  see `KvAges`
+
+vLLM does not say when it computes a prompt: it may let a request wait, and it may compute a long prompt in several steps. Keys
+and values therefore count as those of the version at the request's admission, and the age is never too low. It is too high for a
+request that vLLM let wait past an update.
 """
 
 from collections import OrderedDict
@@ -24,12 +28,13 @@ CacheUse = Literal["off", "emptied", "kept"]
 
 
 class KvAges:
-    """The versions that computed the blocks of one engine's cache. A block is identified by its tokens and all tokens before it,
-    as vLLM does.
+    """The versions that computed the blocks of one engine's cache. A block is identified by its tokens, all tokens before it and
+    the salt of its request, as vLLM does.
 
     Args:
         block_size: tokens of a block.
-        num_blocks: blocks that the cache holds. The versions of this many blocks are remembered, those computed last.
+        num_blocks: blocks that the cache holds. The versions of this many blocks are remembered, those used last. A block of a
+            request that runs while this many others are used is forgotten before vLLM drops it; it then counts as new.
     """
 
     def __init__(self, use: CacheUse, *, block_size: int, num_blocks: int) -> None:
@@ -37,8 +42,30 @@ class KvAges:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._versions: OrderedDict[int, int] = OrderedDict()
+        """The version of each block; the block that was used last comes last."""
 
-    def aged(self, prompt: np.ndarray, num_cached: int | None, completions: Sequence[Completion]) -> list[Completion]:
+    @property
+    def keeps_old_blocks(self) -> bool:
+        """Whether requests may use keys and values that older weights have computed."""
+        return self._use == "kept"
+
+    def note_admitted(self, prompt: np.ndarray, *, version: int, salt: str = "") -> None:
+        """Note a request (prompt: (Q,) int32) that the engine takes while it serves `version`. vLLM gives the blocks of the
+        prompt to other requests as soon as they are full, long before this request ends."""
+        if self.keeps_old_blocks:
+            for block in self._blocks(prompt, salt):
+                self._note(block, self._versions.get(block, version))
+            self._trim()
+
+    def aged(
+        self,
+        prompt: np.ndarray,
+        num_cached: int | None,
+        completions: Sequence[Completion],
+        *,
+        version: int,
+        salt: str = "",
+    ) -> list[Completion]:
         """The completions of one request with `Completion.kv_age`.
 
         Args:
@@ -46,52 +73,62 @@ class KvAges:
             num_cached: tokens of the prompt whose keys and values were in the cache when the request began. For a request with
                 several responses vLLM gives the number of the response that ended last; it counts blocks that the first
                 response has computed.
+            version: version at the request's admission.
+            salt: the name of the part of the cache that the request shares.
         """
-        if self._use == "kept":
-            oldest = self._oldest_of_prompt(prompt, num_cached or 0)
-            return [replace(one, kv_age=self._age_of_kept(prompt, num_cached or 0, oldest, one)) for one in completions]
-        return [replace(one, kv_age=_age(one, 0 if self._use == "off" else -1)) for one in completions]
+        if self._use == "emptied":
+            return [replace(response, kv_age=0 if response.version_spans else None) for response in completions]
+        oldest: int | None = version
+        if self.keeps_old_blocks:
+            oldest = self._oldest_of_cached(self._blocks(prompt, salt)[: self._num_whole(num_cached or 0)], version)
+            for response in completions:
+                self._remember(np.concatenate([prompt, response.token_ids]), num_cached or 0, version, salt)
+        return [replace(response, kv_age=_age(response, oldest)) for response in completions]
 
     def forget(self) -> None:
         """Forget all blocks, because the cache was emptied."""
         self._versions.clear()
 
-    def _oldest_of_prompt(self, prompt: np.ndarray, num_cached: int) -> int | None:
-        """The oldest version among the cached blocks of a prompt; None if none was cached, or if none is remembered."""
-        blocks = self._blocks(prompt)[: num_cached // self._block_size]
-        known = [self._versions[block] for block in blocks if block in self._versions]
-        return min(known, default=None)
+    def _oldest_of_cached(self, blocks: Sequence[int], version: int) -> int | None:
+        """The oldest version among these blocks, which were in the cache, and `version`; None if a block is not remembered."""
+        oldest = version
+        for block in blocks:
+            if block not in self._versions:
+                return None
+            oldest = min(oldest, self._versions[block])
+        return oldest
 
-    def _age_of_kept(self, prompt: np.ndarray, num_cached: int, oldest: int | None, one: Completion) -> int | None:
-        if not one.version_spans:
-            return None
-        first = one.version_spans[0][0]
-        self._remember(np.concatenate([prompt, one.token_ids]), num_cached, first)
-        return one.version_spans[-1][0] - min(first, first if oldest is None else oldest)
-
-    def _remember(self, token_ids: np.ndarray, num_cached: int, version: int) -> None:
+    def _remember(self, token_ids: np.ndarray, num_cached: int, version: int, salt: str) -> None:
         """Note that `version` or a newer version computed the blocks after the cached tokens, and `version` or an older version
         the cached blocks."""
-        blocks, num_blocks_cached = self._blocks(token_ids), num_cached // self._block_size
-        for block in blocks[:num_blocks_cached]:
-            self._versions[block] = min(self._versions.get(block, version), version)
-        for block in blocks[num_blocks_cached:]:
-            self._versions[block] = version
-            self._versions.move_to_end(block)
+        blocks, num_whole = self._blocks(token_ids, salt), self._num_whole(num_cached)
+        # vLLM drops the end of a sequence first, so the end counts as used before the beginning.
+        for block in reversed(blocks[num_whole:]):
+            self._note(block, version)
+        for block in reversed(blocks[:num_whole]):
+            self._note(block, min(self._versions.get(block, version), version))
+        self._trim()
+
+    def _note(self, block: int, version: int) -> None:
+        self._versions[block] = version
+        self._versions.move_to_end(block)
+
+    def _trim(self) -> None:
         while len(self._versions) > self._num_blocks:
             self._versions.popitem(last=False)
 
-    def _blocks(self, token_ids: np.ndarray) -> list[int]:
+    def _num_whole(self, num_tokens: int) -> int:
+        return num_tokens // self._block_size
+
+    def _blocks(self, token_ids: np.ndarray, salt: str) -> list[int]:
         """The identity of each full block."""
-        identity, blocks = 0, []
+        identity, blocks = hash(salt), []
         for begin in range(0, len(token_ids) - self._block_size + 1, self._block_size):
             identity = hash((identity, token_ids[begin : begin + self._block_size].tobytes()))
             blocks.append(identity)
         return blocks
 
 
-def _age(one: Completion, oldest: int) -> int | None:
-    """The newest version minus the version of the span at position `oldest`."""
-    if not one.version_spans:
-        return None
-    return one.version_spans[-1][0] - one.version_spans[oldest][0]
+def _age(completion: Completion, oldest: int | None) -> int | None:
+    """The newest version of a completion minus `oldest`; None if one of the two is not known."""
+    return None if oldest is None or not completion.version_spans else completion.version_spans[-1][0] - oldest

@@ -30,6 +30,8 @@ class TrackedRequest:
     sampling: SamplingConfig
     reply: "Future[Answer]"
     admitted: Moment | None = None
+    version: int = 0
+    """Version of the weights that the engine served at the request's admission."""
     stood_still_before_s: float = 0.0
     """`RequestTracker.stood_still_s` at its admission."""
 
@@ -170,6 +172,7 @@ class RequestTracker:
                 return None
             held = self._to_admit.popleft()
             held.admitted, held.stood_still_before_s = Moment(), self.stood_still_s
+            held.version = self._version
             return held
 
     def get(self, request_id: str) -> TrackedRequest | None:

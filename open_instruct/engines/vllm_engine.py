@@ -289,6 +289,7 @@ def sampling_params(config: SamplingConfig) -> Any:
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(config.stop),
+        skip_special_tokens=False,  # the text is only searched for stop strings, and one may spell a special token
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

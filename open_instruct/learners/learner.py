@@ -30,7 +30,7 @@ from open_instruct.data_types import Box, MiniBatch, RolloutBatch
 from open_instruct.device import Device
 from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.learners.cpu_threads import share_cores
-from open_instruct.learners.learning_rate import take_rates
+from open_instruct.learners.learning_rate import num_updates_per_step, set_rate, take_rates
 from open_instruct.learners.lora import ModelWithoutAdapter
 from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
@@ -152,7 +152,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 self._accumulate(step, mini_batches, is_last=batch.is_last)
                 if batch.is_last:
                     step.divisor = self._divisor(batch)
-                    self._update(step, batch.num_global_tokens, denominator=step.divisor)
+                    self._update(step, 0, batch.num_global_tokens, denominator=step.divisor)
             else:
                 self._train_whole(step, mini_batches)
         step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
@@ -210,7 +210,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 for sums, mismatch in parts:
                     step.add(sums, mismatch if is_untouched else None)
                 step.divisor += self._divisor(mini_batch)
-                self._update(step, mini_batch.num_global_tokens)
+                self._update(step, epoch * len(mini_batches) + number, mini_batch.num_global_tokens)
 
     def _train_mini_batch(
         self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
@@ -237,8 +237,10 @@ class PolicyTrainerRayProcess(TrainRayActor):
             self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
             step.add(sums, mismatch)
 
-    def _update(self, step: StepSums, num_global_tokens: int, *, denominator: float | None = None) -> None:
-        """Make one optimizer step, but none without trained tokens, because momentum and weight decay would move the weights."""
+    def _update(self, step: StepSums, number: int, num_global_tokens: int, *, denominator: float | None = None) -> None:
+        """Make optimizer step `number` of a training step, counted from 0, but none without trained tokens, because momentum and
+        weight decay would move the weights."""
+        set_rate(self.engine, self._args, self.version * num_updates_per_step(self._args) + number)
         step.lr = self.engine.get_lr()[0]
         started = time.perf_counter()
         if num_global_tokens:
@@ -351,7 +353,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
             if path is None:
                 raise ValueError(f"{directory} holds no DeepSpeed checkpoint; remove it to start from an older one")
             set_random_state(torch.load(Path(directory) / f"random_state_{self.rank}.pt", weights_only=True))
-        take_rates(self.engine, self._args)
+        take_rates(self.engine, self._args, training_step=version)
         if self._moving_reference is not None:
             self._moving_reference.load(Path(directory))
         self.version = version

@@ -14,7 +14,7 @@ import torch
 
 
 def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | None:
-    """Clip the gradient, make the optimizer step, advance the learning rate schedule. All ranks call it together, after the
+    """Clip the gradient and make the optimizer step. All ranks call it together, after the
     backward pass that ended with a boundary.
 
     Args:
@@ -22,7 +22,7 @@ def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | 
 
     Returns:
         The gradient's norm before clipping, or None if it is not finite. With None, the gradient was discarded and nothing else
-        has changed. The learning rate schedule counts only the steps that were made. Every rank returns the same value.
+        has changed. Every rank returns the same value.
     """
     if engine.zero_optimization_stage() == 0:
         return _apply_at_stage_0(engine, denominator)

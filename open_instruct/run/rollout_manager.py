@@ -192,7 +192,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         tensor_parallel_size=args.vllm_tensor_parallel_size,
         executor_of_one_worker=device.executor_of_one_worker,
         seed=seed,
-        enforce_eager=args.vllm_enforce_eager,
+        enforce_eager=args.enforces_eager,
         enable_prefix_caching=args.vllm_enable_prefix_caching,
         keep_prefix_cache=args.vllm_keep_prefix_cache,
         inflight_updates=args.inflight_updates,
@@ -208,10 +208,10 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         extra=device.engine_kwargs(
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            enforce_eager=args.vllm_enforce_eager,
+            enforce_eager=args.enforces_eager,
         )
         | args.vllm_engine_args,
-        env=device.engine_env(enforce_eager=args.vllm_enforce_eager, ready_timeout_s=args.init_timeout_s),
+        env=device.engine_env(enforce_eager=args.enforces_eager, ready_timeout_s=args.init_timeout_s),
     )
 
 

@@ -73,7 +73,11 @@ class WeightAgreement:
     def _sample(self, engines: Mapping[int, Any]) -> dict[int, list[GenerationResult] | None]:
         """The answer of each engine to the prompts; None for a dead engine."""
         config = SamplingConfig(
-            temperature=self._args.temperature, max_tokens=NUM_TOKENS, seed=self._args.seed, ignore_eos=True
+            temperature=self._args.temperature,
+            max_tokens=NUM_TOKENS,
+            seed=self._args.seed,
+            ignore_eos=True,
+            needs_fresh_cache=True,
         )
         refs = [engine.generate_with_single_engine.remote(comparison_prompts(), config) for engine in engines.values()]
         answers = self._components.wait(
@@ -148,9 +152,10 @@ def limit_of(args: GRPOConfig) -> float:
 class MismatchWatch:
     """Logs an error when the log-probs of engines and learners differ in a step, or ends the run (`--logprob_mismatch_action`).
 
-    A step is judged only if the trained version sampled all its tokens, because log-probs of older weights differ for a good
-    reason. With `--vllm_top_p` below 1 no step is judged, because the engine's log-probs are then normalised over the tokens
-    that top-p has left.
+    A step is judged only if the trained version sampled all its tokens (`max_sample_age` 0) and computed all keys and values that
+    they attended to (`kv_age/max` 0), because log-probs of older weights differ for a good reason. Keys and values of older
+    weights come from a kept prefix cache, or from a prompt that was computed on both sides of an update. With `--vllm_top_p`
+    below 1 no step is judged, because the engine's log-probs are then normalised over the tokens that top-p has left.
     """
 
     def __init__(self, args: GRPOConfig) -> None:
@@ -158,6 +163,9 @@ class MismatchWatch:
         self._limit = limit_of(args)
         self._stops = args.logprob_mismatch_action == "stop"
         self._can_judge = args.vllm_top_p == 1
+        self._age_if_not_known = int(args.vllm_keep_prefix_cache)
+        """Stands for `kv_age/max` where a user's workflow leaves out the ages of its samples. Only a kept cache makes keys and
+        values older than all tokens of a step."""
 
     def check(self, training_step: int, metrics: Mapping[str, Any]) -> None:
         """Take the metrics of a training step. Raises `WeightsDiffer`."""
@@ -167,6 +175,7 @@ class MismatchWatch:
             difference is None
             or not self._can_judge
             or metrics.get("max_sample_age", 1) > 0
+            or metrics.get("kv_age/max", self._age_if_not_known) > 0
             or not difference > self._limit
         ):
             return

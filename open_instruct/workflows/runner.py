@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -130,6 +130,7 @@ class EngineContext(Context):
             max_prompt_tokens=facts.max_prompt_tokens,
         )
         self._prompt_id = request.prompt_id
+        self._is_eval = request.is_eval
         self._number = number
         self._submit = submit
         self._asked: set[Future[Answer]] = set()
@@ -167,6 +168,8 @@ class EngineContext(Context):
         if self._is_over:
             raise RolloutFailed(f"{effect}: the rollout has ended")
         request_id = f"{self._prompt_id}/{effect}/{self._number}"
+        if self._is_eval:
+            sampling = replace(sampling, needs_fresh_cache=True)
         return self._wait_for(self._submit(request_id, prompt_ids, sampling))
 
     async def _wait_for(self, future: "Future[Answer]") -> list[Completion]:

@@ -18,6 +18,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.device import Device
 from open_instruct.option_limits import limits_of
+from open_instruct.run.rollout_manager import engine_options
 from open_instruct.workflows.rc import prompts as rc_prompts
 from open_instruct.workflows.rc.workflow import ReasoningCache
 
@@ -574,6 +575,19 @@ def test_single_gpu_mode_means_nothing_without_a_gpu(make_args: MakeArgs) -> Non
     assert not args.shares_devices
 
 
+@pytest.mark.parametrize("option", [None, True, False])
+@pytest.mark.parametrize(("device", "by_default"), [(CPU, True), (Device("cuda", "bfloat16", "sdpa"), False)])
+def test_engines_are_eager_as_the_option_says_and_by_default_only_on_cpu(
+    make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch, option: bool | None, device: Device, by_default: bool
+) -> None:
+    monkeypatch.setattr(config, "current_device", lambda **_: device)
+    args = make_args(vllm_enforce_eager=option)
+    eager = by_default if option is None else option
+    options = engine_options(args, device, seed=0, max_model_len=64)
+    assert (options.enforce_eager, "ir_op_priority" in options.extra) == (eager, eager and device is CPU)
+    assert make_args().vllm_enforce_eager is None
+
+
 def test_gpus_are_counted(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "current_device", lambda **_: Device("cuda", "bfloat16", "sdpa"))
     assert collect_mistakes(make_args(num_learners_per_node=[4], vllm_num_engines=4)) == []
@@ -634,6 +648,7 @@ def test_a_missing_model_is_told_by_the_options_alone(make_args: MakeArgs) -> No
         ({"vllm_top_p": 0.9, "use_vllm_logprobs": True}, False),
         ({"vllm_top_p": 0.9, "use_rho_correction": False}, False),
         ({"async_steps": 0, "use_rho_correction": True}, True),
+        ({"async_steps": 0, "vllm_enable_prefix_caching": True, "vllm_keep_prefix_cache": True}, True),
     ],
     ids=str,
 )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from open_instruct.data_types import Completion, GenerationResult, PromptRequest, SamplingConfig
+from open_instruct.data_types import EVAL, TRAIN, Completion, GenerationResult, PromptRequest, SamplingConfig
 from open_instruct.engines import generation_loop, request_tracker
 from open_instruct.engines.generation_loop import GenerationLoop
+from open_instruct.engines.kv_ages import CacheUse, KvAges
 from open_instruct.engines.request_tracker import RequestTracker
 from open_instruct.workflows.base import CallFailed, Context, Trajectory, Workflow
 from open_instruct.workflows.runner import EngineFacts, RolloutRunner
@@ -30,6 +31,7 @@ class PlayedVLLM:
         self.live: list[list[Any]] = []
         """Request id, last token of the prompt, tokens that are left."""
         self.came: list[str] = []
+        self.salts: list[str | None] = []
         self.before_add: Callable[[], object] = lambda: None
 
     def has_unfinished_requests(self) -> bool:
@@ -38,6 +40,7 @@ class PlayedVLLM:
     def add_request(self, request_id: str, prompt: dict[str, list[int]], sampling: SamplingConfig) -> None:
         self.before_add()
         self.came.append(request_id)
+        self.salts.append(prompt.get("cache_salt"))
         self.live.append([request_id, prompt["prompt_token_ids"][-1], sampling.max_tokens])
 
     def abort_request(self, request_ids: list[str]) -> None:
@@ -69,14 +72,12 @@ class Played(Workflow):
 class Stage:
     """One engine's rollouts. The engine steps when the test says so."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, cache_use: CacheUse) -> None:
         lock = threading.Condition()
         self.vllm = PlayedVLLM()
         self.work = RequestTracker(lock, max_num_seqs=8, max_tokens=1e9)
         self.state = SimpleNamespace(may_step=True, may_admit=True, may_fall_asleep=False, shall_generate=True)
-        nothing: Any = SimpleNamespace(
-            **dict.fromkeys(("compute", "rest"), lambda: None), aged=lambda _, __, said: said
-        )
+        nothing: Any = SimpleNamespace(**dict.fromkeys(("compute", "rest"), lambda: None))
         self.slept: list[str] = []
         sleep = SimpleNamespace(
             resume=lambda: None,
@@ -84,7 +85,8 @@ class Stage:
             sleep_if_due=lambda: self.slept.append("may sleep"),
         )
         parts: Any = (self.vllm, sleep, self.state, self.work, NoCalls(), lock, nothing)
-        self.loop = GenerationLoop(*parts, kv_ages=nothing, generation_timeout=None)
+        kv_ages = KvAges(cache_use, block_size=1, num_blocks=100)
+        self.loop = GenerationLoop(*parts, kv_ages=kv_ages, generation_timeout=None)
         self.results: list[GenerationResult] = []
         self.errors: list[BaseException] = []
         facts = EngineFacts(0, 2 * LONG, read_codec=lambda: None)  # type: ignore[arg-type, return-value]
@@ -94,9 +96,9 @@ class Stage:
         self.work.finish_rollout(result)
         self.results.append(result)
 
-    def issue(self) -> None:
+    def issue(self, *, marker: str = TRAIN) -> None:
         """The same prompt every time."""
-        prompt = PromptRequest(np.array([1], np.int32), SamplingConfig(seed=1), 0, "train-0", 0)
+        prompt = PromptRequest(np.array([1], np.int32), SamplingConfig(seed=1), 0, "train-0", 0, marker)
         self.runner.start(*self.work.take_in([prompt]))
 
     def step_until(self, condition: Callable[[], object]) -> None:
@@ -117,15 +119,15 @@ class NoCalls:
         return False
 
 
-MakeStage = Callable[[Run], Stage]
+MakeStage = Callable[..., Stage]
 
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
     stages: list[Stage] = []
 
-    def make(run: Run) -> Stage:
-        stages.append(Stage(run))
+    def make(run: Run, cache_use: CacheUse = "off") -> Stage:
+        stages.append(Stage(run, cache_use))
         return stages[-1]
 
     monkeypatch.setattr(generation_loop, "sampling_params", lambda config: config)
@@ -176,6 +178,25 @@ def test_a_prompt_that_is_issued_again_gets_the_answers_to_its_own_requests(stag
     assert sorted(answers) == [[20, 20], [21, 21]]
     assert len(set(one.vllm.came)) == len(one.vllm.came)
     assert not one.errors
+
+
+@pytest.mark.parametrize(("cache_use", "salts"), [("kept", [None, "version 3"]), ("emptied", [None, None])])
+def test_only_evaluations_have_a_cache_of_their_version_and_only_where_older_blocks_are_kept(
+    stage: MakeStage, cache_use: CacheUse, salts: list[str | None]
+) -> None:
+    """Whatever sampling options a workflow makes."""
+
+    async def ask(_: PromptRequest, ctx: Context) -> Trajectory:
+        await ctx.generate([1], SamplingConfig(max_tokens=1))
+        return Trajectory([])
+
+    one = stage(ask, cache_use)
+    one.work.set_version(3)
+    for marker in (TRAIN, EVAL):
+        one.issue(marker=marker)
+        one.step_until(lambda: one.results)
+        one.results.clear()
+    assert one.vllm.salts == salts
 
 
 def test_what_a_failed_rollout_leaves_in_the_engine_is_aborted(stage: MakeStage) -> None:

@@ -68,7 +68,8 @@ def test_a_cache_that_was_emptied_has_no_old_blocks() -> None:
 
     def age_of_second(version: int) -> int | None:
         said = Completion(np.array([9], np.int32), np.zeros(1, np.float32), "stop", [(version, 1)])
-        return ages.aged(np.ones(8, np.int32), 8, [said, said])[1].kv_age
+        ages.note_admitted(np.ones(8, np.int32), version=version)
+        return ages.aged(np.ones(8, np.int32), 8, [said, said], version=version)[1].kv_age
 
     age_of_second(2)
     assert age_of_second(5) == 3

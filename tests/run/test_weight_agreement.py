@@ -128,8 +128,9 @@ def test_engine_with_the_right_weights_is_said_to_compute_otherwise() -> None:
         play.check(engine)
 
 
-def row(difference: float, *, age: int = 0) -> dict[str, float]:
-    return {DIFFERENCE + "max": difference, DIFFERENCE + "mean": difference / 10, "max_sample_age": age}
+def row(difference: float, *, age: int = 0, kv_age: int | None = 0) -> dict[str, float]:
+    ages = {"max_sample_age": age} if kv_age is None else {"max_sample_age": age, "kv_age/max": kv_age}
+    return {DIFFERENCE + "max": difference, DIFFERENCE + "mean": difference / 10, **ages}
 
 
 def test_later_step_above_the_limit_ends_the_run() -> None:
@@ -146,6 +147,16 @@ def test_later_step_above_the_limit_is_told_and_the_run_goes_on(caplog: pytest.L
     assert "The run goes on" in caplog.text
 
 
-@pytest.mark.parametrize("metrics", [row(0.2, age=1), row(float("nan")), {"max_sample_age": 0}])
+@pytest.mark.parametrize("metrics", [row(0.2, age=1), row(0.2, kv_age=1), row(float("nan")), {"max_sample_age": 0}])
 def test_steps_that_say_nothing_of_the_engines_weights_are_passed_over(metrics: dict[str, float]) -> None:
     MismatchWatch(make_args()).check(2, metrics)
+
+
+def test_step_without_ages_of_its_cache_is_judged_unless_the_cache_is_kept() -> None:
+    """A workflow of a user may leave `Sample.kv_age` out."""
+    with pytest.raises(WeightsDiffer):
+        MismatchWatch(make_args()).check(2, row(0.2, kv_age=None))
+    kept = make_args(vllm_enable_prefix_caching=True, vllm_keep_prefix_cache=True)
+    MismatchWatch(kept).check(2, row(0.2, kv_age=None))
+    with pytest.raises(WeightsDiffer):
+        MismatchWatch(kept).check(2, row(0.2))

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,51 +19,16 @@ import psutil
 import pytest
 import torch
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
-from weight_changes import change, largest_difference
+from one_learner import CONFIG, Learner
 
 from open_instruct.data_types import GenerationResult, PromptRequest, SamplingConfig
-from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.learners.logprobs import LogProbModel
-from open_instruct.learners.weight_link import LinkOptions, WeightLink
+from open_instruct.learners.weight_link import WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource
 
-CONFIG = SamplingConfig(max_tokens=24, n=4, seed=11)
 START_S = 400.0
 """Engines with a process of their own take two or three times as long to start, on a busy machine minutes."""
 LONG = SamplingConfig(max_tokens=MAX_MODEL_LEN - 48, n=2, seed=3, ignore_eos=True)
-
-
-class Learner:
-    """One learner rank, in this process: a module, and its link to the engines."""
-
-    def __init__(self, ray: Any, engines: list[Any], args: Any) -> None:
-        from transformers import AutoModelForCausalLM
-
-        from open_instruct.cluster import process_group
-
-        self.ray, self.engines = ray, dict(enumerate(engines))
-        self.module = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=torch.float32)
-        self.model = LogProbModel(self.module)
-        self.source = DeepSpeedWeightSource(self.module, zero_stage=0)
-        options = LinkOptions(1, 60.0, 60.0, process_group.free_address)
-        self.link = WeightLink(self.source, args.device, rank=0, world_size=1, options=options)
-        self.version = 0
-
-    def connect(self, *numbers: int) -> dict[int, str]:
-        return self.link.connect({number: self.engines[number] for number in numbers})
-
-    def send(self) -> UpdateReport:
-        """Weights of the next version, which differ from those before."""
-        self.version += 1
-        change(self.module, seed=self.version)
-        return self.link.send(self.version)
-
-    def sample(self, number: int, prompts: list[np.ndarray], config: SamplingConfig = CONFIG) -> list[GenerationResult]:
-        answer = self.engines[number].generate_with_single_engine.remote(prompts, config)
-        return self.ray.get(answer, timeout=TIMEOUT_S)
-
-    def difference(self, number: int, prompts: list[np.ndarray]) -> float:
-        return largest_difference(SimpleNamespace(model=self.model), prompts, self.sample(number, prompts), 1.0)  # type: ignore[arg-type]
 
 
 class Cluster:

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from conftest import TIMEOUT_S
 
+from open_instruct.chat_codec import ChatCodec
+from open_instruct.chat_templates import AS_IT_IS
+from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import EVAL, TRAIN, GenerationResult, PromptRequest, SamplingConfig
 
 CONFIG = SamplingConfig(max_tokens=24, n=4, seed=5)
@@ -61,6 +64,19 @@ def test_every_prompt_comes_back_once_as_a_whole_group(engines: SimpleNamespace,
         assert statistics.num_prompt_tokens == len(one.prompt)
         assert statistics.num_response_tokens == sum(map(len, result.responses))
         assert 0 < statistics.generation_time < TIMEOUT_S
+
+
+def test_a_stop_string_that_spells_a_special_token_ends_a_response(
+    engines: SimpleNamespace, prompts: list[np.ndarray], tied_model: str
+) -> None:
+    """As the end of a turn does for a model whose own end token is another one."""
+    codec = ChatCodec(read_tokenizer(tied_model, None, AS_IT_IS))
+    (end,) = codec.encode("<|end|>")
+    config = SamplingConfig(max_tokens=60, n=4, seed=5, ignore_eos=True, stop=("<|end|>",))
+    requests = [request(prompt, number, config=config) for number, prompt in enumerate(prompts[:2])]
+    for result in round_trip(engines, requests).values():
+        for response, reason in zip(result.responses, result.finish_reasons, strict=True):
+            assert (response.tolist().count(end), response[-1], reason) == (1, end, "stop")
 
 
 def test_engines_share_the_work(engines: SimpleNamespace, prompts: list[np.ndarray]) -> None:

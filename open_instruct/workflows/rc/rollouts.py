@@ -26,6 +26,7 @@ from open_instruct.workflows.rc.types import REASONING, Problem, RCPlan, Reached
 from open_instruct.workflows.rc.weights import TurnWeights, turn_weight
 
 VERSION_SPANS = "version_spans"
+KV_AGE = "kv_age"
 """Key in a turn's metadata for the weight versions of its tokens."""
 
 
@@ -42,7 +43,7 @@ class RCRollout:
 async def keep_versions(turn: FinishedTurn, score: Score) -> TrainingText:
     """The rollout policy of training. It scores nothing, because the verifiers score later."""
     del score
-    return to_training_text(turn, None, {VERSION_SPANS: turn.generation.version_spans})
+    return to_training_text(turn, None, {VERSION_SPANS: turn.generation.version_spans, KV_AGE: turn.generation.kv_age})
 
 
 async def roll_out(
@@ -124,6 +125,7 @@ class _RolloutBuilder:
             number=number,
             weight=turn_weight(self._weights, kind, number),
             is_judged=kind == REASONING,  # a right answer in a summary does not make it a good summary
+            kv_age=text.metadata[KV_AGE],
             parent=parent,
         )
 

@@ -67,6 +67,8 @@ class Generation:
     """`stop` or `length`."""
     version_spans: list[tuple[int, int]] = field(default_factory=list)
     """`(weight version, number of tokens)` in order; the counts add up to the length of `token_ids`."""
+    kv_age: int | None = None
+    """As in `data_types.Completion`."""
     num_retries: int = 0
     """Failed attempts before this answer."""
     exact_tokens: bool = True

@@ -187,6 +187,7 @@ class ReasoningCache(Workflow):
                 logprobs=completion.logprobs.tolist(),
                 finish_reason=completion.finish_reason,
                 version_spans=completion.version_spans,
+                kv_age=completion.kv_age,
             )
 
         turns = RCTurns(
