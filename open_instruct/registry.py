@@ -11,7 +11,8 @@ the flag's help. `option_groups` collects these dataclasses from all registered 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Generic, Literal, TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 Group = TypeVar("Group")
@@ -136,6 +137,12 @@ def option_kinds(config_cls: type[Any]) -> dict[str, Any]:
         else:
             kinds[option.name] = Literal[tuple(registry.names)]  # pyrefly: ignore[invalid-literal]
     return kinds
+
+
+def is_switch(kind: Any) -> bool:
+    """Whether an option of this annotation is True or False, and may therefore stand on the command line without a value. It is
+    also a switch if it may be None, because its default follows from other options."""
+    return kind is bool or (isinstance(kind, UnionType) and set(get_args(kind)) == {bool, NoneType})
 
 
 def chosen_entries(options: Any) -> Iterator[tuple[Registry[Any], str]]:

@@ -37,7 +37,7 @@ from open_instruct.config.foreign_words import (
 )
 from open_instruct.config.open_instruct_options import ForeignOptions
 from open_instruct.config.yaml_text import BadYaml, check_yaml, texts_as_written, unreadable_value
-from open_instruct.registry import option_fields, option_kinds
+from open_instruct.registry import is_switch, option_fields, option_kinds
 from open_instruct.system.secret_masking import masked, without_secrets
 from open_instruct.workflows.conversations.options import ConversationOptions, with_implied_workflow
 
@@ -262,7 +262,7 @@ def _read_command_line(
 
     The parser also knows `others`, but only by their full names.
     """
-    negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if kind is bool}
+    negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if is_switch(kind)}
     names = [*kinds, "config", "help", *(word[2:] for word in negations)]
     argv = [_in_full(word, names, others) for word in argv]
     of_hydra = [word for word in argv if hydra_word(word)]
@@ -277,7 +277,7 @@ def _read_command_line(
     for name, words in vars(given).items():
         kind = kinds.get(name, str)
         words = _unshielded(words)
-        if not words and kind is bool:
+        if not words and is_switch(kind):
             values[name] = True
         else:
             values[name] = words[0] if len(words) == 1 and get_origin(kind) is not list else words

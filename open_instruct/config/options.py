@@ -258,7 +258,8 @@ class OptimizerOptions:
     """Learning rate after warm-up, by the names of Transformers. linear: falls to 0 in a straight line; constant (the same as
     constant_with_warmup); cosine: falls to 0 along half a cosine."""
     warmup_ratio: float = limited(0.0, SHARE)
-    """Share of the training steps during which the learning rate rises from 0 to its peak. 0.1: the first tenth."""
+    """Share of the optimizer steps during which the learning rate rises to its peak in equal parts, the first of which the first
+    step has. 0.1: the first tenth."""
     weight_decay: float = limited(0.0, NOT_NEGATIVE)
     """Decoupled weight decay."""
     max_grad_norm: float = limited(1.0, NOT_NEGATIVE)

@@ -27,7 +27,7 @@ from open_instruct.config.open_instruct_options import (
     WITHOUT_EFFECT,
     asks_for_nothing,
 )
-from open_instruct.registry import option_kinds
+from open_instruct.registry import is_switch, option_kinds
 from open_instruct.workflows.conversations.options import SERVICES
 
 PROGRAM = "grpo_fast.py"
@@ -62,13 +62,14 @@ DIFFERENT: dict[str, str] = {
     "use_rho_correction": "by default only where samples may be stale or vllm_top_p is below 1; there always",
     "vllm_enable_prefix_caching": "the cache is emptied with each new version of the weights",
     "wandb_project": "by default open_instruct, there open_instruct_internal",
+    "warmup_ratio": "the first of n steps has 1/n of the peak rate; there it has 0, and changes nothing",
     "weight_decay": "holds for all weights; there biases and norms are spared",
 }
 """Options that both projects have, with a different meaning or default, and how they differ."""
 DEFAULTS = ("async_steps", "gradient_checkpointing", "use_rho_correction")
 """The options in `DIFFERENT` whose default is reported even if a script does not name the option."""
 OURS = option_kinds(GRPOConfig)
-OUR_WORDS = {*OURS, *(f"no_{name}" for name, kind in OURS.items() if kind is bool)}
+OUR_WORDS = {*OURS, *(f"no_{name}" for name, kind in OURS.items() if is_switch(kind))}
 """All spellings of this project's options."""
 EARLIER = {*RENAMED, *BY_VALUE}
 _PIECE = re.compile(

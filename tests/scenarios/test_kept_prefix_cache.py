@@ -90,6 +90,7 @@ def test_on_policy_run_with_shared_prefixes_goes_on_and_corrects(tmp_path: Path)
         local_eval_every=2,
         vllm_enable_prefix_caching=True,
         vllm_keep_prefix_cache=True,
+        filter_zero_std_samples=False,
     )
     code, output = Process(words).wait()
     assert code == 0, output[-3000:]
