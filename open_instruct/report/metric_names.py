@@ -153,8 +153,8 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric(
             "kv_age/<mean|max>",
             "of responses: the version that sampled the newest token minus the oldest whose keys and values it attended to. "
-            "Never too low; too high where vLLM let a request wait past an update, because keys and values count from the request's "
-            "admission on",
+            "Never too low; too high where vLLM let a request wait past an update, because keys and values count from the "
+            "request's admission on",
         ),
         Metric("num_steps_off_policy", "mean age of the groups in steps; 0 is on policy"),
         Metric("num_steps_off_policy_max", "age of the oldest group: never above the bound, `--max_staleness_allowed`"),
