@@ -37,7 +37,7 @@ class PlayedVLLM:
     def has_unfinished_requests(self) -> bool:
         return bool(self.live)
 
-    def add_request(self, request_id: str, prompt: dict[str, list[int]], sampling: SamplingConfig) -> None:
+    def add_request(self, request_id: str, prompt: dict[str, Any], sampling: SamplingConfig) -> None:
         self.before_add()
         self.came.append(request_id)
         self.salts.append(prompt.get("cache_salt"))

@@ -26,7 +26,7 @@ def rates(name: str, *, warmup_ratio: float = 0.2, num_steps: int = 10) -> list[
     schedule = make_schedule(args, optimizer)
     found = []
     for _ in range(num_steps):
-        found.append(schedule.get_last_lr()[0])
+        found.append(float(schedule.get_last_lr()[0]))
         optimizer.step()
         schedule.step()
     return found
