@@ -55,7 +55,7 @@ def engine_arguments_are_free(args: GRPOConfig) -> Iterator[str]:
     """A rule of `checks.py`."""
     known = _known_arguments()
     set_by_device = args.device.engine_kwargs(
-        max_model_len=args.max_sequence_length, gpu_memory_utilization=1.0, enforce_eager=args.vllm_enforce_eager
+        max_model_len=args.max_sequence_length, gpu_memory_utilization=1.0, enforce_eager=args.enforces_eager
     )
     for name in args.vllm_engine_args:
         if name in SET_BY:
