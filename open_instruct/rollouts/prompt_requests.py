@@ -52,7 +52,10 @@ class PromptRequests:
         return {"row": self.train.places[index], "index": index}
 
     def is_skipped(self, issue_number: int) -> bool:
-        """Whether the row of an issue number is skipped because it is solved. Once all rows are solved, none is skipped."""
+        """Whether the row of an issue number is skipped because it is solved. Once all rows are solved, none is skipped; nor is one
+        in a run that was resumed without the option."""
+        if self._args.no_resampling_pass_rate is None:
+            return False
         return self.row_number(issue_number) in self.solved_rows and len(self.solved_rows) < len(self.train)
 
     def note_solved(self, rollout: ScoredGroup) -> None:
