@@ -52,7 +52,7 @@ class PromptRequests:
         return {"row": self.train.places[index], "index": index}
 
     def is_skipped(self, issue_number: int) -> bool:
-        """Whether the row of an issue number is skipped because it is solved. Once all rows are solved, none is skipped; nor is one
+        """Whether the row of an issue number is skipped because it is solved. Once all rows are solved, none is skipped, and none
         in a run that was resumed without the option."""
         if self._args.no_resampling_pass_rate is None:
             return False
