@@ -1,4 +1,4 @@
-"""The table of options that a resumed run may change (`docs/preemption.md`) has each of them, and the identity lets each change."""
+"""The table of options that a resumed run may change (`docs/preemption.md`) has each of them; the identity lets each change."""
 
 import dataclasses
 import re
