@@ -5,12 +5,14 @@
 
 Each engine is a process of its own, with the options of a run. *Compiled* begins without vLLM's cache of compiled models, as new
 models do; *compiled again* finds what the engine before it has compiled. `ready_s` is from the start of the process to the first
-token, `tokens_per_s` is of `--num_prompts` responses at once, after a first round that is left out.
+token, `tokens_per_s` is of `--num_prompts` responses at once, after a first round that is left out. `ready_cpu_s` and
+`tokens_per_cpu_s` count the processor's time, on which other work on the machine has little influence.
 """
 
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.report import write_json
+from benchmarks.report import print_table, write_json
 from open_instruct.config.cli import parse_args
 from open_instruct.config.grpo_config import GRPOConfig
 
@@ -60,10 +62,22 @@ def run_engine(num_prompts: int, started: float, options: list[str]) -> dict[str
         return time.perf_counter() - began
 
     generate(1, 1)
-    ready_s = time.time() - started
+    ready_s, ready_cpu_s = time.time() - started, cpu_seconds()
     generate(num_prompts, args.response_length)
+    before = cpu_seconds()
     seconds = generate(num_prompts, args.response_length)
-    return {"ready_s": ready_s, "tokens_per_s": num_prompts * args.response_length / seconds}
+    num_tokens = num_prompts * args.response_length
+    return {
+        "ready_s": ready_s,
+        "ready_cpu_s": ready_cpu_s,
+        "tokens_per_s": num_tokens / seconds,
+        "tokens_per_cpu_s": num_tokens / (cpu_seconds() - before),
+    }
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of the processes that it has ended."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def main() -> None:
@@ -80,10 +94,7 @@ def main() -> None:
             for kind, eager in KINDS.items():
                 figures = measure(args, eager=eager, cache=cache)
                 runs.append({"run": number, "kind": kind, **figures})
-                print(
-                    f"{kind:15} ready after {figures['ready_s']:6.1f} s, {figures['tokens_per_s']:8.0f} tokens/s",
-                    flush=True,
-                )
+                print_table([runs[-1]])
     write_json(args.json, runs)
 
 

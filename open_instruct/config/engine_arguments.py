@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig, enforces_eager
 
 OPTION = "--vllm_engine_args"
 SET_BY: dict[str, str] = {
@@ -55,7 +55,7 @@ def engine_arguments_are_free(args: GRPOConfig) -> Iterator[str]:
     """A rule of `checks.py`."""
     known = _known_arguments()
     set_by_device = args.device.engine_kwargs(
-        max_model_len=args.max_sequence_length, gpu_memory_utilization=1.0, enforce_eager=args.enforces_eager
+        max_model_len=args.max_sequence_length, gpu_memory_utilization=1.0, enforce_eager=enforces_eager(args)
     )
     for name in args.vllm_engine_args:
         if name in SET_BY:

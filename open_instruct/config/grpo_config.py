@@ -150,11 +150,6 @@ class GRPOConfig(
         return self.colocate or (self.single_gpu_mode and self._device_kind != "cpu")
 
     @property
-    def enforces_eager(self) -> bool:
-        """Whether engines run the model without compiling it: as the option says; without it, on CPU."""
-        return self._device_kind == "cpu" if self.vllm_enforce_eager is None else self.vllm_enforce_eager
-
-    @property
     def _device_kind(self) -> Kind:
         return current_device(kind=None if self.device_type == "auto" else self.device_type).kind
 
@@ -251,6 +246,11 @@ class GRPOConfig(
             learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
             shares_cores=not self.takes_turns and not self.has_teacher,  # a teacher does not say when it computes
         )
+
+
+def enforces_eager(args: GRPOConfig) -> bool:
+    """Whether engines run the model without compiling it: as the option says; without it, on CPU."""
+    return args.device.kind == "cpu" if args.vllm_enforce_eager is None else args.vllm_enforce_eager
 
 
 def _transport(args: GRPOConfig) -> WeightTransport | None:

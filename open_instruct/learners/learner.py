@@ -237,13 +237,13 @@ class PolicyTrainerRayProcess(TrainRayActor):
             self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
             step.add(sums, mismatch)
 
-    def _update(self, step: StepSums, number: int, num_global_tokens: int, *, denominator: float | None = None) -> None:
-        """Make optimizer step `number` of a training step, counted from 0, but none without trained tokens, because momentum and
-        weight decay would move the weights."""
+    def _update(self, step: StepSums, number: int, num_tokens: int, *, denominator: float | None = None) -> None:
+        """Make optimizer step `number` (from 0) of a training step, but none without trained tokens, because momentum and weight
+        decay would move the weights."""
         set_rate(self.engine, self._args, self.version * num_updates_per_step(self._args) + number)
         step.lr = self.engine.get_lr()[0]
         started = time.perf_counter()
-        if num_global_tokens:
+        if num_tokens:
             step.note_update(apply_gradient(self.engine, denominator=denominator))
         else:
             discard_gradient(self.engine)

@@ -26,7 +26,7 @@ from open_instruct.cluster.bundles import Bundles
 from open_instruct.cluster.pickled_queue import PickledQueue
 from open_instruct.cluster.placement_plan import Asked, CannotPlace
 from open_instruct.cluster.ray_utils import Lock
-from open_instruct.config.grpo_config import GRPOConfig, config_of
+from open_instruct.config.grpo_config import GRPOConfig, config_of, enforces_eager
 from open_instruct.config.model_checks import pairs_per_token
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
@@ -192,7 +192,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         tensor_parallel_size=args.vllm_tensor_parallel_size,
         executor_of_one_worker=device.executor_of_one_worker,
         seed=seed,
-        enforce_eager=args.enforces_eager,
+        enforce_eager=enforces_eager(args),
         enable_prefix_caching=args.vllm_enable_prefix_caching,
         keep_prefix_cache=args.vllm_keep_prefix_cache,
         inflight_updates=args.inflight_updates,
@@ -208,10 +208,10 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         extra=device.engine_kwargs(
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            enforce_eager=args.enforces_eager,
+            enforce_eager=enforces_eager(args),
         )
         | args.vllm_engine_args,
-        env=device.engine_env(enforce_eager=args.enforces_eager, ready_timeout_s=args.init_timeout_s),
+        env=device.engine_env(enforce_eager=enforces_eager(args), ready_timeout_s=args.init_timeout_s),
     )
 
 
