@@ -240,8 +240,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
     def _update(self, step: StepSums, number: int, num_tokens: int, *, denominator: float | None = None) -> None:
         """Make optimizer step `number` (from 0) of a training step, but none without trained tokens, because momentum and weight
         decay would move the weights."""
-        set_rate(self.engine, self._args, self.version * num_updates_per_step(self._args) + number)
-        step.lr = self.engine.get_lr()[0]
+        step.lr = set_rate(self.engine, self._args, self.version * num_updates_per_step(self._args) + number)
         started = time.perf_counter()
         if num_tokens:
             step.note_update(apply_gradient(self.engine, denominator=denominator))

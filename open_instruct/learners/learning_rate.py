@@ -43,14 +43,15 @@ def num_updates_per_step(args: GRPOConfig) -> int:
     return args.num_epochs * args.num_mini_batches
 
 
-def set_rate(engine: Any, args: GRPOConfig, num_updates: int) -> None:
-    """Set the learning rate of the optimizer step that comes after `num_updates` optimizer steps of the run."""
+def set_rate(engine: Any, args: GRPOConfig, num_updates: int) -> float:
+    """Set the learning rate of the optimizer step that comes after `num_updates` optimizer steps of the run. Returns the rate."""
     schedule = engine.lr_scheduler
     schedule.last_epoch = num_updates
     rates = [args.learning_rate * factor(num_updates) for factor in schedule.lr_lambdas]
     for group, rate in zip(torch_optimizer(engine).param_groups, rates, strict=True):
         group["lr"] = rate
     schedule._last_lr = rates
+    return rates[0]
 
 
 def take_rates(engine: Any, args: GRPOConfig, *, training_step: int) -> None:
