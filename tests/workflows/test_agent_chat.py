@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.chat_templates import chat_template
-from open_instruct.data_types import SamplingConfig
+from open_instruct.data_types import Completion, SamplingConfig
 from open_instruct.workflows.agents.chat import Chat
 from open_instruct.workflows.agents.protocol import Refused, chat_request, generate_request
 from open_instruct.workflows.conversations.bridge import Bridge
@@ -200,3 +200,66 @@ def test_what_cannot_be_done_is_refused_in_words() -> None:
     )
     assert read.messages == [{"role": "user", "content": "ab\ufffd"}]
     assert read.asked.stop == ("x",)
+
+
+KEEPS_THOUGHTS_TO_THE_LAST_QUESTION = (  # as Qwen3 has it
+    "{% set ns = namespace(last=0) %}"
+    "{% for m in messages %}{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>"
+    "{% if m['role'] == 'assistant' and loop.index0 < ns.last %}{{ m['content'].split('</think>')[-1].lstrip() }}"
+    "{% else %}{{ m['content'] }}{% endif %}{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_thoughts_of_an_earlier_turn_are_dropped_though_the_last_turn_has_none(stage: MakeStage) -> None:
+    """The first turn thinks and is followed by a tool, the second one does not think and is followed by the user."""
+    program = """
+    messages = list(ROW["messages"])
+    for role, content in (("tool", "2"), ("user", "And now?"), ("user", "And then?")):
+        messages.append(said(chat(messages, max_tokens=40))["message"])
+        messages.append({"role": role, "content": content})
+    said(chat(messages, max_tokens=40))
+    """
+    tokenizer = AutoTokenizer.from_pretrained(codec().tokenizer.name_or_path)
+    tokenizer.chat_template = KEEPS_THOUGHTS_TO_THE_LAST_QUESTION
+    chat = ChatCodec(tokenizer)
+    one = stage(
+        program, lambda text, _: "it is 2<end>" if "<|tool|>" in text else "<think>hm</think>add<end>", chat=chat
+    )
+    result = one.roll_out()
+    assert not result.error
+    asked = [chat.decode_all(prompt.tolist()) for prompt in one.policy.prompts]
+    assert asked[1] == "<|user|>12 + 34 =<|assistant|><think>hm</think>add<|end|><|tool|>2<|assistant|>"
+    later = "<|user|>12 + 34 =<|assistant|>add<|end|><|tool|>2<|assistant|>it is 2<|end|><|user|>And now?<|assistant|>"
+    assert asked[2] == later
+    assert asked[3] == later + "it is 2<|end|><|user|>And then?<|assistant|>"
+    assert [sample.goes_on for sample in result.samples] == [True, False]
+    assert_samples_are_what_the_engine_said(result, one)
+
+
+def test_a_call_that_cannot_be_read_is_there_as_it_was_written() -> None:
+    """A parser that finds no call at all if one of several is malformed, as vLLM's `hermes`."""
+
+    def parser(_: str, __: object) -> Any:
+        def calls(text: str) -> list[tuple[str, str]]:
+            try:
+                bodies = [json.loads(part.partition("</tool_call>")[0]) for part in text.split("<tool_call>")[1:]]
+            except ValueError:
+                return []
+            return [(body["name"], json.dumps(body["arguments"])) for body in bodies]
+
+        return calls
+
+    chat = Chat(codec(), Bridge(codec()), "vllm_hermes", parser)
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    good = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    bad = '<tool_call>{"name": "add", "arguments": {"a": 2}</tool_call>'
+    ids = np.array(codec().encode(f"{bad}\n{good}"), np.int32)
+    completion = Completion(ids, np.zeros(len(ids), np.float32), "stop", [(0, len(ids))])
+    message, _ = chat.answered(chat_request(body, SamplingConfig(), model="m"), completion, 7)
+    written, read = (call["function"] for call in message["tool_calls"])
+    assert (written["name"], written["arguments"]) == ("add", bad)
+    assert (read["name"], json.loads(read["arguments"])) == ("add", {"a": 1})
+    assert message["content"] == f"{bad}\n{good}"
