@@ -147,6 +147,8 @@ class UnscoredGroup:
     cost: float = 0.0
     misses: tuple[Misses, ...] = ()
     """All as in `ScoredGroup`."""
+    result: GenerationResult | None = None
+    """The result without its samples."""
 
 
 def are_alike(rewards: np.ndarray) -> bool:

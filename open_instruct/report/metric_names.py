@@ -82,7 +82,9 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric(
             "val/actor_tokens_per_second", "tokens of prompts and responses / seconds of the slowest group trained on"
         ),
-        Metric("engines/tokens_per_second", "response tokens of all engines per second of wall time"),
+        Metric(
+            "engines/tokens_per_second", "response tokens of finished groups of all engines per second of wall time"
+        ),
     ],
     "Rewards": [
         Metric("scores", "mean reward, after shaping"),
@@ -104,19 +106,25 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("objective/environment_reward", "what environments gave beside the verifier, mean over the responses"),
         Metric("objective/verifier_cost", "US dollars that scoring the same groups cost, where it cost something"),
         Metric("unscored_groups", "groups of which too few responses were scored, in this process so far"),
-        Metric("all_groups/<scores|objective/…|val/…>", "the same over all groups that were generated for the step"),
+        Metric(
+            "all_groups/<scores|objective/…|val/…>",
+            "the same over all groups that the step took, also those that it left out. Groups that no step took are in no mean: "
+            "their generation failed, too few of their responses were scored, or they were too old",
+        ),
         Metric("all_groups/percent_solved_mean", "share of responses with a score of 1, over all groups"),
-        Metric("all_groups/total_prompts", "groups that were generated for the step"),
+        Metric(
+            "all_groups/total_prompts", "groups that the step took: `batch/total_prompts` and `batch/filtered_prompts`"
+        ),
     ],
     "Batches": [
         Metric("batch/total_prompts", "groups that the step trained on"),
-        Metric("batch/filtered_prompts", "groups that were left out"),
+        Metric("batch/filtered_prompts", "groups that the step took and left out (`zero_std`, `masked`)"),
         Metric(
             "batch/filtered_prompts_<zero|solved|nonzero>",
             "of these, where all rewards are alike: with all scores 0, with all scores 1, and the others",
             "there by the reward",
         ),
-        Metric("batch/filtered_prompts_pct", "share of the groups that were left out, 0 to 1"),
+        Metric("batch/filtered_prompts_pct", "share of these among the groups that the step took, 0 to 1"),
         Metric(
             "batch/no_resampled_prompts",
             "groups whose mean reward is `--no_resampling_pass_rate` of the highest or more, or whose share of right responses "
@@ -164,7 +172,10 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("freshness/<avg_sample_age|max_sample_age|min_sample_age|stale_samples_ratio>", "the same again"),
         Metric("freshness/avg_token_age", "each trained token at its own version"),
         Metric("freshness/<avg|max>_sample_latency", "seconds from a sample's generation to its training"),
-        Metric("over_issue/num_stragglers", "groups left to later steps so far (`--over_issued_prompts`)"),
+        Metric(
+            "over_issue/num_stragglers",
+            "groups left to later steps so far (`--over_issued_prompts`), also those that were too old then",
+        ),
         Metric(
             "over_issue/response_length_<taken|left>", "mean response length of groups that steps took first, and left"
         ),
@@ -225,8 +236,8 @@ SECTIONS: dict[str, list[Metric]] = {
         ),
         Metric("eval/sequence_lengths<…>", "as `val/sequence_lengths…` in training"),
         Metric("eval/sequence_lengths", "mean response length"),
-        Metric("eval/stop_rate", "as in training"),
-        Metric("eval/format_scores", "as in training"),
+        Metric("eval/stop_rate", "as in training, over the responses: a prompt that was given up has none"),
+        Metric("eval/format_scores", "as in training, over the responses"),
         Metric("eval/model_step_<min|mean|max>", "the version that was measured: one for a whole evaluation"),
         Metric("eval/actor_tokens_per_second", "as in training"),
         Metric("eval/response_tokens_per_second", "response tokens per second of the evaluation"),
@@ -254,7 +265,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("time/<engines|learners>_<offload|onload>", "handing devices over (`--colocate`)"),
         Metric(
             "agent_loop/<generate_sequences|tool_calls|compute_score>/<min|max|mean|p50|p95>",
-            "over all groups; `tool_calls` is the time in which nothing of the group was generated",
+            "over all groups that the step took; `tool_calls` is the time in which nothing of the group was generated",
         ),
         Metric(
             "agent_loop/num_preempted/<min|max|mean|p50|p95>", "of groups whose engine counts preemptions; ours do not"
@@ -308,7 +319,11 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("evolving_rubrics/cost", "US dollars for the comparisons"),
     ],
     "Conversations": [
-        Metric("conversations/turns", "turns of the model in a conversation, mean"),
+        Metric(
+            "conversations/turns",
+            "turns of the model in a conversation, mean; this and the others also of groups that were left out since the row "
+            "before, because too few of their conversations were scored or because they were too old",
+        ),
         Metric("conversations/steps", "calls of tools and steps of environments in a conversation, mean"),
         Metric(
             "conversations/branch_rate", "share of conversations that the chat template made go on as another sample"
@@ -360,7 +375,11 @@ SECTIONS: dict[str, list[Metric]] = {
         ),
         Metric("agents/program_s", "seconds in which a program ran without a request under way, mean"),
         Metric("agents/wait_s", "seconds in which a rollout waited for a place to run its program, mean"),
-        Metric("agents/reward_rate", "share of rollouts whose program printed a reward"),
+        Metric(
+            "agents/reward_rate",
+            "share of rollouts whose program printed a reward; this and the others also of groups that were left out since the "
+            "row before, because too few of their rollouts were scored or because they were too old",
+        ),
         Metric("agents/limit_rate", "share of rollouts that reached a limit of tokens or samples"),
         Metric("agents/refused", "requests of the step that were answered with an error"),
         Metric(

@@ -168,7 +168,10 @@ class BatchProducer:
             return  # looking at all groups for every result would cost more than the ledger does
         self._seen_by_cleanup = self._flow.num_stale_discarded
         for prompt_id in [prompt_id for prompt_id in self.groups if not self._flow.ledger[prompt_id].arrived]:
-            self._preparation.leave_out(self.groups.pop(prompt_id))
+            group = self.groups.pop(prompt_id)
+            self._preparation.leave_out(group)
+            if self._args.over_issued_prompts:
+                self._over_issue.record(group, is_straggler=True)
 
     def _send(self, assembly: StepAssembly, *, complete: bool) -> None:
         partial = assembly.next_partial_batch(last=complete)
@@ -194,12 +197,14 @@ class BatchProducer:
         num_stale = self._flow.num_stale_discarded - self._reported_stale
         self._reported_stale += num_stale
         metrics = assembly.metrics(time.time())
-        for name, number in self._preparation.take_left_out().items():
+        counts, left_out = self._preparation.take_left_out()
+        for name, number in counts.items():
             metrics[name] = metrics.get(name, 0.0) + number
         return {
             **metrics,
             **self._over_issue.metrics(),
             **self._workflow.metrics(assembly.rollouts, assembly.groups),
+            **self._workflow.result_metrics([*(rollout.result for rollout in assembly.rollouts), *left_out]),
             "stale_results_dropped": num_stale,
             "epoch": self._passes_over_data(assembly.training_step),
             **self._preparation.scoring.learn_rubrics(assembly.training_step, (group for group, _ in assembly.trained)),

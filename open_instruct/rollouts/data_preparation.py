@@ -71,6 +71,7 @@ class DataPreparation:
         self.failures = GenerationFailures(max(DROPS_IN_A_ROW, 2 * args.num_unique_prompts_rollout))
         self._unscored = UnscoredShare(args.max_unscored_share)
         self._left_out: defaultdict[str, float] = defaultdict(float)
+        self._left_out_results: list[GenerationResult] = []
         """`scoring_metrics` of the training groups that were scored and that no step will take, since the last row of metrics."""
         self.num_samples = 0
         self.num_response_tokens = 0
@@ -191,15 +192,19 @@ class DataPreparation:
         return "" if self._teacher is None else f" ({self._teacher.num_asked} of them by the teacher)"
 
     def leave_out(self, group: ScoredGroup | UnscoredGroup) -> None:
-        """No step will take this training group. What scoring it cost, and what was not scored, counts in the next row."""
+        """No step will take this training group. What scoring it cost, what was not scored and what its workflow noted count in
+        the next row."""
+        if group.result is not None:
+            self._left_out_results.append(replace(group.result, samples=[]))
         for name, number in scoring_metrics([group]).items():
             self._left_out[name] += number
 
-    def take_left_out(self) -> dict[str, float]:
-        """`scoring_metrics` of the training groups that were left out since the last call."""
+    def take_left_out(self) -> tuple[dict[str, float], list[GenerationResult]]:
+        """`scoring_metrics` of the training groups that were left out since the last call, and their results without samples."""
         with self._threads.lock:
             counts, self._left_out = self._left_out, defaultdict(float)
-            return counts
+            results, self._left_out_results = self._left_out_results, []
+            return counts, results
 
     def _take_into_evaluation(self, group: ScoredGroup) -> None:
         with self._threads.lock:

@@ -113,7 +113,8 @@ class ResultScoring:
         num_not_scored = _num_responses(result, unknown)
         if not known or (result.is_eval and len(known) < len(rewards)):
             causes = sorted({one.failure or "" for one in scored if one.score is None})
-            return UnscoredGroup(f"{NOT_SCORED}: {', '.join(causes)}", num_not_scored, num_failures, cost, misses)
+            cause, without_samples = f"{NOT_SCORED}: {', '.join(causes)}", replace(result, samples=[])
+            return UnscoredGroup(cause, num_not_scored, num_failures, cost, misses, without_samples)
         known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
         group = self.group(result, known_rewards, num_failures)
         group = replace(group, parts=_parts(names, weights, _of_conversations(result.samples, scored_by)))

@@ -152,6 +152,12 @@ class Evaluation:
         return under_eval(scoring_metrics([*self.groups, *self._left_out.values()]))
 
     @property
+    def results(self) -> list[GenerationResult]:
+        """The results of all rows; those of rows that were left out have no samples."""
+        left_out = [one.result for one in self._left_out.values() if one.result is not None]
+        return [*(group.result for group in self.groups), *left_out]
+
+    @property
     def num_given_up(self) -> int:
         return len(self._last_causes)
 
@@ -249,6 +255,7 @@ class Evaluations:
             logger.warning("%s", evaluation.why_given_up())
         metrics = self._metrics(evaluation.groups) if evaluation.groups else {}
         metrics |= evaluation.scoring
+        metrics |= under_eval(self._workflow.result_metrics(evaluation.results))
         metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
         metrics["eval/num_not_scored"] = evaluation.num_left_out
         metrics["time/eval"] = evaluation.seconds  # not up to now: the driver asks once the next step is trained

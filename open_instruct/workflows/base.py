@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.data_types import Completion, PromptRequest, Sample, SamplingConfig
+from open_instruct.data_types import Completion, GenerationResult, PromptRequest, Sample, SamplingConfig
 from open_instruct.registry import Registry
 from open_instruct.scored_groups import ends_of, last_samples
 from open_instruct.user_modules import import_user_module
@@ -326,6 +326,13 @@ class Workflow(ABC):
         groups whose samples are compared with each other. If a step had to take several times its prompts, the tokens of early
         rollouts that it left out are zeros of the same lengths (`ScoredGroup.left_out_as`)."""
         del rollouts, groups
+        return {}
+
+    def result_metrics(self, results: Sequence[GenerationResult]) -> dict[str, float]:
+        """Further metrics of a training step or an evaluation, from the notes of results: those of its rollouts, and those that
+        were left out since the row before, because too few of their samples were scored or because they were too old. The latter
+        have no samples. In an evaluation the names get the prefix `eval/`."""
+        del results
         return {}
 
     def evaluated(self, rollouts: "Sequence[ScoredGroup]") -> "Sequence[ScoredGroup]":

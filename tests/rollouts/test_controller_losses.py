@@ -5,11 +5,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from controller_stage import (  # noqa: F401 - fixtures
+    HOPELESS,
     MIXED,
     NUM_PROMPTS,
     NUM_STEPS,
@@ -284,14 +287,18 @@ def test_failures_of_verifiers_count_also_where_the_group_is_left_out(
     requests = play.receive(2)
     with monkeypatch.context() as patch:
         say(play, patch, Scored(1.0, cost=0.5), TIMEOUT, ERROR, ERROR)
-        play.deliver(play.answer(requests[0]))
+        play.deliver(replace(play.answer(requests[0]), notes="broken"))
         [again] = play.receive(1)
     with monkeypatch.context() as patch:
         say(play, patch, ERROR, Scored(1.0), Scored(0.0), Scored(1.0))
-        play.deliver(play.answer(requests[1]))
+        play.deliver(replace(play.answer(requests[1]), notes="kept"))
         play.wait_for(lambda: play.controller._flow.ledger[requests[1].prompt_id].arrived)
-    play.deliver(play.answer(again))
+    play.deliver(replace(play.answer(again), notes="again"))
+    monkeypatch.setattr(
+        play.controller._workflow, "result_metrics", lambda results: {"noted": [one.notes for one in results]}
+    )
     first = play.batch(1).metrics
+    assert sorted(first["noted"]) == ["again", "broken", "kept"]
     assert (first["objective/not_scored"], first["objective/verifier_failures"]) == (4, 3)
     assert (first["objective/reasoning_gym_not_scored"], first["objective/reasoning_gym_failures"]) == (4, 3)
     assert first["objective/verifier_cost"] == 4 * 0.5 + 0.5
@@ -318,6 +325,23 @@ def test_failures_of_verifiers_count_in_groups_that_are_too_old(
     assert metrics["objective/verifier_cost"] == 0.5 * NUM_PROMPTS
 
 
+def test_stragglers_that_are_too_old_count_among_the_groups_that_steps_left(make_play: MakePlay) -> None:
+    """Three prompts come back too old, with responses that are long, and are sampled again."""
+    options = {"over_issued_prompts": 1, "max_staleness_allowed": 2, "straggler_policy": "drop"}
+    play = make_play(async_steps=1, **options).start(version=3)
+    requests = play.receive(NUM_PROMPTS)
+    old = [play.answer(request, HOPELESS, version=0) for request in requests[:3]]
+    play.deliver(*old)
+    again = play.receive(3)
+    taken = [play.answer(request) for request in (*again, requests[3])]
+    play.deliver(*taken)
+    metrics = play.batch(4).metrics
+    assert (metrics["stale_results_dropped"], metrics["over_issue/num_stragglers"]) == (3, 3)
+    lengths = [np.mean([len(one) for result in results for one in result.responses]) for results in (taken, old)]
+    assert metrics["over_issue/response_length_taken"] == pytest.approx(lengths[0])
+    assert metrics["over_issue/response_length_left"] == pytest.approx(lengths[1])
+
+
 def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:
     play = make_play()
     play.controller.start_evaluation(0)
@@ -326,6 +350,7 @@ def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypa
     play.deliver(*(play.answer(request, [1]) for request in requests[:2]))
     hanging: Future[list[Scored]] = Future()
     hanging.set_result([ERROR])
+    monkeypatch.setattr(play.controller._workflow, "result_metrics", lambda results: {"noted": len(results)})
     play.wait_for(lambda: play.controller._evaluations.current.num_done == 2)  # type: ignore[union-attr]
     monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: hanging)
     play.deliver(play.answer(requests[2], [0]))
@@ -334,6 +359,7 @@ def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypa
     assert metrics["eval/objective/not_scored"] == metrics["eval/objective/verifier_failures"] == 1
     assert metrics["eval/objective/reasoning_gym_failures"] == 1
     assert metrics["eval/objective/verifier_cost"] == 0.5
+    assert metrics["eval/noted"] == 3
 
 
 def test_verification_that_cannot_be_done_ends_the_run(make_play: MakePlay, monkeypatch: pytest.MonkeyPatch) -> None:

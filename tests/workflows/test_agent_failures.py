@@ -26,7 +26,6 @@ from played_agents import (  # noqa: F401 - `stage` is a fixture
     text_of,
 )
 
-from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.agents.programs import SUPERVISOR
 from open_instruct.workflows.agents.rollout import verdict_of
@@ -302,8 +301,7 @@ def test_metrics_are_listed(stage: MakeStage) -> None:
 
     one = stage(BRANCHES)
     result = one.roll_out(n=2)
-    group = ScoredGroup(result, "math", np.zeros(6, np.float32))
-    metrics = one.workflow.metrics([group], [])
+    metrics = one.workflow.result_metrics([result])
     assert (metrics["agents/requests"], metrics["agents/samples"], metrics["env/agent/turns"]) == (4.0, 3.0, 4.0)
     assert all(find(name) is not None for name in metrics)
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from open_instruct.data_types import PromptRequest
+from open_instruct.data_types import GenerationResult, PromptRequest
 from open_instruct.registry import options_of
-from open_instruct.scored_groups import ScoredGroup
 from open_instruct.workflows.agents.metrics import agent_metrics
 from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions, mistakes
 from open_instruct.workflows.agents.rollout import AGENT, AgentRollout, Setting
@@ -82,11 +81,8 @@ class AgentPrograms(Workflow):
         truth = {"ground_truth": row.ground_truth} if self.options.agent_gets_ground_truth else {}
         return {**(row.facts or {}), **truth}
 
-    def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        return agent_metrics([rollout.result for rollout in rollouts])
-
-    def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
-        return agent_metrics([rollout.result for rollout in rollouts])
+    def result_metrics(self, results: Sequence[GenerationResult]) -> dict[str, float]:
+        return agent_metrics(results)
 
     # --- in an engine -------------------------------------------------------------------------------------------------
 

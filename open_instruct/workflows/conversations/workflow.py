@@ -8,10 +8,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.data_types import PromptRequest
+from open_instruct.data_types import GenerationResult, PromptRequest
 from open_instruct.environments.adapters import environment_class
 from open_instruct.environments.base import Environment, EnvironmentSpec, tool_message
-from open_instruct.scored_groups import ScoredGroup
 from open_instruct.user_modules import import_user_module
 from open_instruct.workflows.base import WORKFLOWS, Context, Lengths, Tool, Trajectory, Workflow
 from open_instruct.workflows.conversations.bridge import Bridge, CannotBridge
@@ -105,11 +104,8 @@ class Conversations(Workflow):
     ) -> dict[str, Any]:
         return {**(row.facts or {}), "ground_truth": row.ground_truth}
 
-    def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        return conversation_metrics([rollout.result for rollout in rollouts])
-
-    def evaluation_metrics(self, rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
-        return conversation_metrics([rollout.result for rollout in rollouts])
+    def result_metrics(self, results: Sequence[GenerationResult]) -> dict[str, float]:
+        return conversation_metrics(results)
 
     # --- in an engine -------------------------------------------------------------------------------------------------
 
