@@ -29,7 +29,7 @@ from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
 from open_instruct.scored_groups import ScoredGroup, without_tokens
 from open_instruct.system.work_threads import POLL_S, WorkThreads
-from open_instruct.workflows.base import Workflow
+from open_instruct.workflows.base import Workflow, metrics_of_results
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class BatchProducer:
             **metrics,
             **self._over_issue.metrics(),
             **self._workflow.metrics(assembly.rollouts, assembly.groups),
-            **self._workflow.result_metrics([*(rollout.result for rollout in assembly.rollouts), *left_out]),
+            **metrics_of_results(self._workflow, [*(rollout.result for rollout in assembly.rollouts), *left_out]),
             "stale_results_dropped": num_stale,
             "epoch": self._passes_over_data(assembly.training_step),
             **self._preparation.scoring.learn_rubrics(assembly.training_step, (group for group, _ in assembly.trained)),

@@ -22,7 +22,7 @@ from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.counted import counted_are
 from open_instruct.system.work_threads import WorkThreads
-from open_instruct.workflows.base import Workflow
+from open_instruct.workflows.base import Workflow, metrics_of_results
 
 logger = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ class Evaluations:
             logger.warning("%s", evaluation.why_given_up())
         metrics = self._metrics(evaluation.groups) if evaluation.groups else {}
         metrics |= evaluation.scoring
-        metrics |= under_eval(self._workflow.result_metrics(evaluation.results))
+        metrics |= under_eval(metrics_of_results(self._workflow, evaluation.results))
         metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
         metrics["eval/num_not_scored"] = evaluation.num_left_out
         metrics["time/eval"] = evaluation.seconds  # not up to now: the driver asks once the next step is trained

@@ -194,6 +194,14 @@ class OwnPrompt:
     """Tokens of the longest prompt that the row alone gives, before any response. `--max_prompt_token_length` limits it."""
 
 
+ResultMetrics = Callable[[Sequence[GenerationResult]], dict[str, Any]]
+
+
+def metrics_of_results(workflow: "Workflow", results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """All of `Workflow.result_metrics`."""
+    return {name: value for function in workflow.result_metrics for name, value in function(results).items()}
+
+
 class Workflow(ABC):
     """One kind of rollout. One object lives in the controller and one in each engine; both are made from the same options.
 
@@ -213,6 +221,10 @@ class Workflow(ABC):
     """Options with which rollouts bring rewards of their own. Messages about a run without any reward name them."""
     identity_options: ClassVar[Sequence[str] | None] = None
     """Options that must not change when a run resumes from a checkpoint. None: all options of the workflow."""
+    result_metrics: ClassVar[Sequence[ResultMetrics]] = ()
+    """Functions that give further metrics of a training step or an evaluation from the notes of results: those of its rollouts,
+    and those that were left out since the row before, because too few of their samples were scored or because they were too old.
+    The latter have no samples. In an evaluation the names get the prefix `eval/`."""
 
     def __init__(self, options: Any) -> None:
         """`options` is an instance of the class that the workflow was registered with."""
@@ -326,13 +338,6 @@ class Workflow(ABC):
         groups whose samples are compared with each other. If a step had to take several times its prompts, the tokens of early
         rollouts that it left out are zeros of the same lengths (`ScoredGroup.left_out_as`)."""
         del rollouts, groups
-        return {}
-
-    def result_metrics(self, results: Sequence[GenerationResult]) -> dict[str, float]:
-        """Further metrics of a training step or an evaluation, from the notes of results: those of its rollouts, and those that
-        were left out since the row before, because too few of their samples were scored or because they were too old. The latter
-        have no samples. In an evaluation the names get the prefix `eval/`."""
-        del results
         return {}
 
     def evaluated(self, rollouts: "Sequence[ScoredGroup]") -> "Sequence[ScoredGroup]":

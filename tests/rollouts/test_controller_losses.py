@@ -295,7 +295,7 @@ def test_failures_of_verifiers_count_also_where_the_group_is_left_out(
         play.wait_for(lambda: play.controller._flow.ledger[requests[1].prompt_id].arrived)
     play.deliver(replace(play.answer(again), notes="again"))
     monkeypatch.setattr(
-        play.controller._workflow, "result_metrics", lambda results: {"noted": [one.notes for one in results]}
+        play.controller._workflow, "result_metrics", [lambda results: {"noted": [one.notes for one in results]}]
     )
     first = play.batch(1).metrics
     assert sorted(first["noted"]) == ["again", "broken", "kept"]
@@ -350,7 +350,7 @@ def test_evaluation_leaves_out_what_was_not_scored(make_play: MakePlay, monkeypa
     play.deliver(*(play.answer(request, [1]) for request in requests[:2]))
     hanging: Future[list[Scored]] = Future()
     hanging.set_result([ERROR])
-    monkeypatch.setattr(play.controller._workflow, "result_metrics", lambda results: {"noted": len(results)})
+    monkeypatch.setattr(play.controller._workflow, "result_metrics", [lambda results: {"noted": len(results)}])
     play.wait_for(lambda: play.controller._evaluations.current.num_done == 2)  # type: ignore[union-attr]
     monkeypatch.setattr(play.controller._scoring.verifiers, "submit", lambda *_args: hanging)
     play.deliver(play.answer(requests[2], [0]))

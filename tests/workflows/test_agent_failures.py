@@ -30,6 +30,7 @@ from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.agents.programs import SUPERVISOR
 from open_instruct.workflows.agents.rollout import verdict_of
 from open_instruct.workflows.agents.workflow import AgentPrograms
+from open_instruct.workflows.base import metrics_of_results
 
 FORKS = """
 import signal
@@ -301,7 +302,7 @@ def test_metrics_are_listed(stage: MakeStage) -> None:
 
     one = stage(BRANCHES)
     result = one.roll_out(n=2)
-    metrics = one.workflow.result_metrics([result])
+    metrics = metrics_of_results(one.workflow, [result])
     assert (metrics["agents/requests"], metrics["agents/samples"], metrics["env/agent/turns"]) == (4.0, 3.0, 4.0)
     assert all(find(name) is not None for name in metrics)
 

@@ -4,13 +4,13 @@ model answers becomes the samples."""
 import asyncio
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from open_instruct.data_types import GenerationResult, PromptRequest
+from open_instruct.data_types import PromptRequest
 from open_instruct.registry import options_of
 from open_instruct.workflows.agents.metrics import agent_metrics
 from open_instruct.workflows.agents.options import AGENT_PROGRAM, AgentOptions, mistakes
@@ -30,6 +30,7 @@ class AgentPrograms(Workflow):
 
     prompts_are_of_the_data = False
     reward_options = ("agent_prints_reward",)
+    result_metrics = (agent_metrics,)
     identity_options = (
         "agent_command",
         "agent_max_samples",
@@ -80,9 +81,6 @@ class AgentPrograms(Workflow):
     ) -> dict[str, Any]:
         truth = {"ground_truth": row.ground_truth} if self.options.agent_gets_ground_truth else {}
         return {**(row.facts or {}), **truth}
-
-    def result_metrics(self, results: Sequence[GenerationResult]) -> dict[str, float]:
-        return agent_metrics(results)
 
     # --- in an engine -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.data_types import GenerationResult, PromptRequest
+from open_instruct.data_types import PromptRequest
 from open_instruct.environments.adapters import environment_class
 from open_instruct.environments.base import Environment, EnvironmentSpec, tool_message
 from open_instruct.user_modules import import_user_module
@@ -40,6 +40,7 @@ class Conversations(Workflow):
 
     prompts_are_of_the_data = False
     length_options = ("per_turn_max_tokens",)
+    result_metrics = (conversation_metrics,)
 
     def __init__(self, options: ConversationOptions) -> None:
         super().__init__(options)
@@ -103,9 +104,6 @@ class Conversations(Workflow):
         self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool
     ) -> dict[str, Any]:
         return {**(row.facts or {}), "ground_truth": row.ground_truth}
-
-    def result_metrics(self, results: Sequence[GenerationResult]) -> dict[str, float]:
-        return conversation_metrics(results)
 
     # --- in an engine -------------------------------------------------------------------------------------------------
 
