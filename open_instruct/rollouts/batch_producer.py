@@ -150,7 +150,7 @@ class BatchProducer:
     def _what_was_sampled(self, assembly: StepAssembly) -> str:
         """For the log: how the verifiers scored the step's responses, and two of the answers the first time."""
         with self._isolation:
-            text = f" {scores_in_words(assembly.rollouts)}."
+            text = f" {scores_in_words(assembly.rollouts)}"
             if assembly.num_extended == 1:
                 answers = self._preparation.scoring.texts
                 text += f" Two of them:\n{shown_answers(assembly.rollouts, self._requests.train, answers)}"

@@ -10,6 +10,10 @@ from open_instruct.system.counted import counted
 from open_instruct.verifiers.registry import scoring_rule
 from open_instruct.verifiers.row_verifiers import checks_of_row
 
+ADVICE_WITHOUT_A_SCORE = (
+    "Where no response scores, the cause is more often a verifier (the column `dataset`, --remap_verifier) or a form of the "
+    "labels that does not fit the answers than data that are too hard."
+)
 LONGEST_TEXT = 300
 """Characters of a text that is shown whole. Of a longer text the beginning and the end are shown, because the answer is often at
 the end."""
@@ -19,17 +23,19 @@ Answers = Callable[[Sequence[Sample]], Sequence[str]]
 
 
 def scores_in_words(rollouts: Sequence[ScoredGroup]) -> str:
-    """How many responses each verifier scored above 0: `0 of 64 responses scored above 0 by re_search`."""
+    """How many responses each verifier scored above 0: `0 of 64 responses scored above 0 by re_search.` If there is none, advice
+    follows."""
     above: defaultdict[str, int] = defaultdict(int)
     together: defaultdict[str, int] = defaultdict(int)
     for group in last_samples([rollout for rollout in rollouts if rollout.samples]):
         for part in group.by_verifier:
             above[part.name] += int((part.scores > 0).sum())
             together[part.name] += len(part.scores)
-    return ", ".join(
+    shares = ", ".join(
         f"{above[name]:,} of {counted(number, 'response')} scored above 0 by {name}"
         for name, number in together.items()
     )
+    return f"{shares}. {ADVICE_WITHOUT_A_SCORE}" if together and not any(above.values()) else f"{shares}."
 
 
 def shown_answers(rollouts: Sequence[ScoredGroup], dataset: PromptDataset, answers: Answers) -> str:
@@ -44,6 +50,7 @@ def _shown(rollout: ScoredGroup, row: PromptRow, answers: Answers) -> str:
     text = answers([sample])[0] if sample.is_judged else ""
     lines = [
         f"  {rollout.result.prompt_id}, {row.place}: score {rollout.scores[0]:.4g}, {sample.finish_reason}",
+        f"    prompt  {readable(row.raw_query)}",
         f"    answer  {readable(text)}",
     ]
     for name, label in checks_of_row(row.dataset, row.ground_truth):

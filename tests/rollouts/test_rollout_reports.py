@@ -77,13 +77,14 @@ def test_the_first_warning_shows_two_answers(make_play: MakePlay) -> None:
     (warning,) = play.controller.news().warnings
     headline, *lines = warning.splitlines()
     assert headline.startswith("step 1: in each of 4 groups all responses scored alike (mean score 0)")
-    assert headline.endswith(" 0 of 16 responses scored above 0 by reasoning_gym. Two of them:")
-    assert [line.split(",")[0].strip() for line in lines[::4]] == [prompts[0], prompts[-1]]
-    assert lines[1].strip() == f"answer  {prompts[0]}/0 <answer>no</answer>"
-    assert "compares the last <answer>…</answer> with its own answer" in lines[3]
+    assert " 0 of 16 responses scored above 0 by reasoning_gym. Where no response scores, " in headline
+    assert [line.split(",")[0].strip() for line in lines[::5]] == [prompts[0], prompts[-1]]
+    assert lines[2].strip() == f"answer  {prompts[0]}/0 <answer>no</answer>"
+    assert "compares the last <answer>…</answer> with its own answer" in lines[4]
     all_alike(play)
     (second,) = play.controller.news().warnings
-    assert second.endswith(" 0 of 32 responses scored above 0 by reasoning_gym.")
+    assert " 0 of 32 responses scored above 0 by reasoning_gym." in second
+    assert "\n" not in second
 
 
 def test_right_answers_that_teach_nothing_are_counted_as_such(make_play: MakePlay) -> None:

@@ -15,7 +15,10 @@ TEXTS = {0: "67 + 97 = 154.", 1: "One\nline\x1b[31m and\u202e more"}
 
 def rows(ground_truth: object = "164", dataset: str = "re_search") -> Any:
     return [
-        SimpleNamespace(place=f"train.jsonl line {line}", dataset=dataset, ground_truth=ground_truth) for line in (5, 9)
+        SimpleNamespace(
+            place=f"train.jsonl line {line}", dataset=dataset, ground_truth=ground_truth, raw_query="67 + 97?"
+        )
+        for line in (5, 9)
     ]
 
 
@@ -32,10 +35,12 @@ def test_two_answers_with_score_label_and_the_rule_of_the_verifier() -> None:
     lines = shown_answers(zero, rows(), lambda samples: [texts[id(sample)] for sample in samples]).splitlines()
     assert lines == [
         "  train-0, train.jsonl line 5: score 0, stop",
+        "    prompt  67 + 97?",
         "    answer  67 + 97 = 154.",
         "    label   164",
         "    rule    re_search: 1 if the first `<finish>…</finish>` after the thoughts equals one of the labels.",
         "  train-1, train.jsonl line 9: score 0, stop",
+        "    prompt  67 + 97?",
         "    answer  One\\nline\\x1b[31m and\\u202e more",
         "    label   164",
         "    rule    re_search: 1 if the first `<finish>…</finish>` after the thoughts equals one of the labels.",
@@ -43,14 +48,15 @@ def test_two_answers_with_score_label_and_the_rule_of_the_verifier() -> None:
 
 
 def test_scores_are_counted_by_verifier() -> None:
-    assert scores_in_words(groups(0.0, 0.0)) == "0 of 8 responses scored above 0 by re_search"
-    assert scores_in_words(groups(1.0, 0.0)) == "4 of 8 responses scored above 0 by re_search"
+    advice = "Where no response scores, the cause is more often a verifier"
+    assert scores_in_words(groups(0.0, 0.0)).startswith(f"0 of 8 responses scored above 0 by re_search. {advice}")
+    assert scores_in_words(groups(1.0, 0.0)) == "4 of 8 responses scored above 0 by re_search."
 
 
 def test_one_group_shows_one_answer_and_several_verifiers_show_their_rules() -> None:
     two = rows(["164", "20"], "math + max_length")
     lines = shown_answers(groups(0.0)[:1], two, lambda samples: ["x"] * len(samples)).splitlines()
-    assert [line.split()[0] for line in lines] == ["train-0,", "answer", "label", "rule", "label", "rule"]
+    assert [line.split()[0] for line in lines] == ["train-0,", "prompt", "answer", "label", "rule", "label", "rule"]
 
 
 def test_a_verifier_that_fails_to_say_its_rule_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
