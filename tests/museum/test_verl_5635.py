@@ -22,7 +22,7 @@ Scorer = Callable[[str, str], float]
 
 def check(score: Scorer) -> None:
     scores: list[float] = []
-    thread = threading.Thread(target=lambda: scores.append(score(r"so it is $\\boxed{\\frac{2}{6}}$", r"\\frac{1}{3}")))
+    thread = threading.Thread(target=lambda: scores.append(score(r"so it is $\boxed{\frac{2}{6}}$", r"\frac{1}{3}")))
     thread.start()
     thread.join(timeout=60)
     assert scores == [1.0]
