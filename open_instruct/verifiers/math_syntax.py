@@ -52,6 +52,8 @@ def read_expression(latex: str) -> Node:
     if digits := _LETTERS_AS_DIGITS.fullmatch(latex.strip()):
         return Node("number", value=number_in_base(digits[1], int(digits[2])))
     reader = _Reader(tokens_of(latex))
+    if r"\infty" in reader.tokens and len([token for token in reader.tokens if token not in "+-"]) > 1:
+        raise Unreadable("arithmetic with infinity")
     node = reader.read_content()
     if reader.next:
         raise Unreadable(f"not read: {reader.next}")

@@ -253,7 +253,7 @@ def _exactly(operation: str, *arguments: Fraction) -> Fraction | None:
     """The rational number that comes of rational numbers; None if there is none, or if it is not known."""
     match operation, arguments:
         case "sum", (left, right):
-            return left + right
+            return _bounded(left + right)
         case "product", (left, right):
             return _bounded(left * right)
         case "quotient", (above, below):

@@ -1,6 +1,8 @@
 r"""What `math` reads whole or not at all: tiny values, relations, alternatives, words, bases, tags. Each right answer
 stands beside near misses, which must stay wrong. The values are worked out by hand."""
 
+import time
+
 import pytest
 
 from open_instruct.verifiers import math_equivalence
@@ -140,6 +142,14 @@ def test_readable_beginning_is_not_the_formula(rest: str) -> None:
         ("x+C", "x+c"),
         (r"\sqrt{x^2}", "x"),
         (r"\ln|x|", r"\ln x"),
+        ("x", r"x+0\infty"),
+        ("1", r"\frac{\infty}{\infty}"),
+        (r"\infty", r"2\infty"),
+        (r"\infty", r"-\infty"),
+        (r"\sin^{-1}x", r"\frac{1}{\sin x}"),
+        (r"\sin x^2", r"\sin^2 x"),
+        (r"\sqrt{-4}", "-2"),
+        (r"\frac{1}{0}", r"\infty"),
     ],
 )
 def test_marks_on_a_name_and_near_misses_count(label: str, answer: str) -> None:
@@ -275,3 +285,50 @@ def test_lists_alternatives_and_sets(left: str, right: str, expected: float) -> 
 )
 def test_marks_of_answers(text: str, expected: float) -> None:
     assert score("42", text) == expected
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            "\\sin(",
+            "\\sqrt{",
+            "(x+",
+            "x^{",
+            "e^{",
+            "\\frac{1}{",
+            "|",
+            "f(",
+            "\\ln(",
+            "\\binom{9}{",
+            "-",
+            "2^",
+            "\\sin ",
+        ),
+        *("\\sin x+", "x^{999}+", "1/3^{24000}+", "9^{9999}", "\\frac{x}{7}+", "x!+", "\\sqrt{x}+", "(1+x)(", "\\pm "),
+        *(
+            "\\tan 10^{299}+",
+            "\\binom{10^{299}}{300}+",
+            "\\log_2 3^{99}+",
+            "x^{0.5}+",
+            "{",
+            "\\left(",
+            "'",
+            "∨",
+            "<",
+            "x<",
+        ),
+        "\\text{ or }",
+    ],
+)
+def test_no_expression_takes_long(part: str) -> None:
+    closing = {"(": ")", "{": "}"}
+    opened = "".join(closing.get(sign, "") for sign in reversed(part))
+    number = 280 // len(part + opened)
+    shorter = min(number, 35)
+    texts = [part * number + "2", part * number + "x" + opened * number, part * shorter + "y" + opened * shorter]
+    started = time.process_time()  # a busy machine does not count
+    for text in texts:
+        math_equivalence.are_equal(text, "x+3")
+    math_equivalence.are_equal(texts[-1], f"{texts[-1]}+0")
+    assert time.process_time() - started < 10
