@@ -8,6 +8,7 @@ file that the new run reads.
 
 import os
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 
 from open_instruct.config.grpo_config import GRPOConfig
@@ -51,11 +52,29 @@ def set_aside(args: GRPOConfig) -> str:
     for path in moved:
         path.rename(earlier / path.name)
     kept = [path.name for path in entries if path not in moved]
+    elsewhere = _move_rollouts(args)
     return (
         f"no checkpoint in {args.state_dir}, so the run begins anew at step 1. The files of the run that was in "
         f"{directory} before ({last_step}{', '.join(path.name for path in moved)}) are in {earlier} now"
+        + (f", its rollouts in {elsewhere}" if elsewhere else "")
         + (f"; {', '.join(kept)} stays, because this run reads it" if kept else "")
     )
+
+
+def _move_rollouts(args: GRPOConfig) -> Path | None:
+    """Move the rollouts of the earlier run within `--rollouts_save_path`, where other runs may have theirs. Returns the folder."""
+    if args.rollouts_save_path is None:
+        return None
+    directory = Path(args.rollouts_save_path)
+    rollouts = [
+        path for kind in ("rollouts_*", "metadata") for path in directory.glob(f"{escape(args.run_title)}_{kind}.jsonl")
+    ]
+    if not rollouts:
+        return None
+    earlier = _new_folder(directory)
+    for path in rollouts:
+        path.rename(earlier / path.name)
+    return earlier
 
 
 def _matching(directory: Path, patterns: tuple[str, ...]) -> Iterator[Path]:

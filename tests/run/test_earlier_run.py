@@ -87,3 +87,19 @@ def test_what_the_new_run_reads_stays(tmp_path: Path) -> None:
     assert told.endswith("; model stays, because this run reads it")
     assert (tmp_path / "model" / "config.json").is_file()
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_rollouts_in_a_directory_of_their_own_move_too(tmp_path: Path) -> None:
+    """Other runs may have their rollouts there, under other names."""
+    files_of_a_run(tmp_path / "out")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    for name in ("mine_rollouts_000001.jsonl", "mine_metadata.jsonl", "other_rollouts_000001.jsonl"):
+        (shared / name).write_text(name)
+    told = set_aside(args_in(tmp_path / "out", run_name="mine", rollouts_save_path=str(shared)))
+    assert told.endswith(f"its rollouts in {shared / 'earlier_1'}")
+    assert set(files_in(shared)) == {
+        "earlier_1/mine_rollouts_000001.jsonl",
+        "earlier_1/mine_metadata.jsonl",
+        "other_rollouts_000001.jsonl",
+    }
