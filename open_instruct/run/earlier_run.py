@@ -62,7 +62,7 @@ def set_aside(args: GRPOConfig) -> str:
 
 
 def _move_rollouts(args: GRPOConfig) -> Path | None:
-    """Move the rollouts of the earlier run within `--rollouts_save_path`, where other runs may have theirs. Returns the folder."""
+    """Move the earlier run's rollouts within `--rollouts_save_path`, where other runs may have theirs. Returns the folder."""
     if args.rollouts_save_path is None:
         return None
     directory = Path(args.rollouts_save_path)
