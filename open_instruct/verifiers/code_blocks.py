@@ -1,9 +1,10 @@
-"""Finds the program in a response: the last code block after the thoughts."""
+"""Finds the program in a response, in the blocks of code after the thoughts."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from open_instruct.verifiers.code_choice import choose_program
 from open_instruct.verifiers.text_verifiers import behind_thoughts
 
 LONGEST_PROGRAM = 200_000
@@ -46,14 +47,23 @@ class _Block:
         self.lines.append(line)
 
 
-def program_in(response: str) -> str:
-    """The last block that is in Python or names no language, else the last block in any language. A block without an end counts
-    only if there is no other, because the response may have been cut there. Without any block, the whole text."""
+def program_in(response: str, *, is_script: bool = False) -> str:
+    """The program in a response: of several blocks the one that `choose_program` takes, else the last.
+
+    Only blocks that are in Python or name no language count, or, if there are none, blocks in any language. A block without an
+    end counts only if there is no other, because the response may have been cut there. Without any block, the whole text.
+
+    Args:
+        is_script: whether the program is run for what it writes, and not for its functions.
+    """
     text = response.rpartition("</think>")[2]
     blocks = list(_blocks(text.replace("\r\n", "\n")))
     closed = [block for block in blocks if block.is_closed] or blocks
-    python = [block for block in closed if block.may_be_python] or closed
-    return (python[-1].code if python else behind_thoughts(text))[:LONGEST_PROGRAM]
+    python = [block.code for block in closed if block.may_be_python]
+    program = choose_program(python, is_script=is_script) if len(python) > 1 else None
+    if program is None:
+        program = python[-1] if python else closed[-1].code if closed else behind_thoughts(text)
+    return program[:LONGEST_PROGRAM]
 
 
 def _blocks(text: str) -> Iterator[_Block]:

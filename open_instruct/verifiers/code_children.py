@@ -12,6 +12,7 @@ import importlib
 import os
 import resource
 import socket
+import sys
 
 from open_instruct.system.sandbox import Jail, die_with_parent, limit_to_computing, restrict_calls
 from open_instruct.verifiers.code_names import OFTEN_IMPORTED
@@ -32,6 +33,7 @@ def serve(fork_server: int, descriptor: int, silent: int, jail: Jail) -> None:
         _arrange_descriptors(descriptor, silent)
         limit_to_computing(jail)
         restrict_calls(jail)
+        sys.set_int_max_str_digits(0)  # the time limit bounds what long numbers cost
         _do_what_is_asked(Channel(CHANNEL))
     finally:
         os._exit(0)

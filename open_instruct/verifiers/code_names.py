@@ -73,7 +73,11 @@ def names_given(test: str, offered: Collection[str], program: str) -> Names:
 
 def _used(test: str) -> set[str]:
     """Names that a test reads and does not bind itself."""
-    top = symtable.symtable(test, "test", "exec")
+    return names_read_only(symtable.symtable(test, "test", "exec"))
+
+
+def names_read_only(top: symtable.SymbolTable) -> set[str]:
+    """Names that a module reads and does not bind itself."""
     bound = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
     inside = {one.get_name() for table in _below(top) for one in table.get_symbols() if one.is_global()}
     read = {one.get_name() for one in top.get_symbols() if one.is_referenced()} | inside

@@ -1,17 +1,13 @@
 """Verifiers that run programs: `code` against tests in Python, `code_stdio` against inputs and outputs.
 
-The program is the last block of code in a response. It runs in the jail of `sandbox.py`, in a process that never holds the
+`code_blocks.py` finds the program in a response. It runs in the jail of `sandbox.py`, in a process that never holds the
 expected results (`code_children.py`), or on a server (`--code_api_url`).
 """
 
 import ast
 import asyncio
-import base64
-import io
 import json
-import pickle
 import re
-import zlib
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -25,6 +21,8 @@ from open_instruct.verifiers.addresses import check_address, without_login
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
 from open_instruct.verifiers.code_blocks import program_in
 from open_instruct.verifiers.code_children import GRACE_S
+from open_instruct.verifiers.code_choice import without_long_numbers
+from open_instruct.verifiers.code_labels import calls_in, function_in, read_list, with_lines
 from open_instruct.verifiers.thoughts import NEVER_ENDS, answer_part
 
 if TYPE_CHECKING:
@@ -32,9 +30,8 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,6})?", re.ASCII)
 MOST_TESTS = 1000
-LARGEST_TESTS = 100 * 2**20
-"""In bytes, after unpacking."""
 ATTEMPTS = 3
+AS_JSON = {"Content-Type": "application/json"}
 QUEUE_S = 1800.0
 """Seconds that a program may wait for its turn."""
 
@@ -61,7 +58,7 @@ class CodeVerifier(VerifierFunction):
         answer = answer_part(prediction, query)
         if answer is None:
             return VerificationResult(0.0, reasoning=NEVER_ENDS)
-        program = program_in(answer)
+        program = program_in(answer, is_script=self.runs_scripts(tests))
         if self.verifier_config.code_api_url:
             results = await self._ask(program, tests)
         else:
@@ -77,10 +74,14 @@ class CodeVerifier(VerifierFunction):
             )
         for test in tests:
             try:
-                ast.parse(test)
+                ast.parse(without_long_numbers(test))
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
                 raise ValueError(f"a test of the ground truth is no Python ({error}): {test!r:.80}") from error
         return tests
+
+    def runs_scripts(self, tests: list[Any]) -> bool:
+        """Whether these tests look at what a program writes, and not at its functions."""
+        return False
 
     async def run(self, runs: "CodeRuns", program: str, tests: list[Any], limit_s: float) -> list[tuple[bool, float]]:
         """For each test, whether it has passed, and the seconds that it took."""
@@ -127,7 +128,10 @@ class CodeVerifier(VerifierFunction):
         """Have a server run the tests. Raises `NotScored` if the server cannot be reached or answers nonsense."""
         base = str(self.verifier_config.code_api_url).rstrip("/").removesuffix("_stdio").removesuffix("/test_program")
         limit = self.verifier_config.code_max_execution_time
-        body = {"program": program, "tests": tests, "max_execution_time": limit}
+        try:
+            body = json.dumps({"program": program, "tests": tests, "max_execution_time": limit})
+        except ValueError as error:  # Python writes no number of over 4,300 digits
+            raise NotScored(f"a test cannot be sent to the server of programs ({error})") from error
         problem = ""
         for attempt in range(ATTEMPTS):
             await asyncio.sleep(attempt)
@@ -135,7 +139,7 @@ class CodeVerifier(VerifierFunction):
                 timeout = aiohttp.ClientTimeout(total=60 + len(tests) * (limit + GRACE_S))
                 async with (
                     aiohttp.ClientSession(timeout=timeout) as session,
-                    session.post(f"{base}/{self.path}", json=body) as answer,
+                    session.post(f"{base}/{self.path}", data=body, headers=AS_JSON) as answer,
                 ):
                     problem = f"the server of programs answers with HTTP status {answer.status}"
                     if answer.status == 200:
@@ -148,8 +152,7 @@ class CodeVerifier(VerifierFunction):
 class CodeStdioVerifier(CodeVerifier):
     """The share of the inputs to which a program writes the right output.
 
-    In rows of LiveCodeBench that call a function (`testtype` `functional`), the input holds one line of JSON for each argument,
-    and the output is the function's result in JSON.
+    Tests that name a function (`fn_name`, or `testtype` `functional` in rows of LiveCodeBench) call it: `code_labels.py`.
     """
 
     name = "code_stdio"
@@ -160,53 +163,30 @@ class CodeStdioVerifier(CodeVerifier):
         good = tests and len(tests) <= MOST_TESTS
         if not good or not all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
             raise ValueError(f"a code_stdio ground truth must be a list of {{input, output}}, got {label!r:.80}")
-        if any(
+        if not any(
             test.get("testtype", "functional" if test.get("fn_name") else "stdin") == "functional" for test in tests
         ):
-            function = _function_in(tests)
-            for test in tests:
-                _call_in(test)
-            return [{**test, "testtype": "functional", "fn_name": function} for test in tests]
-        return tests
+            return [with_lines(test) for test in tests]
+        function = function_in(tests)
+        calls_in(tests)
+        return [{**test, "testtype": "functional", "fn_name": function} for test in tests]
+
+    def runs_scripts(self, tests: list[Any]) -> bool:
+        return tests[0].get("testtype") != "functional"
 
     async def run(self, runs: "CodeRuns", program: str, tests: list[Any], limit_s: float) -> list[tuple[bool, float]]:
-        if tests[0].get("testtype") == "functional":
-            calls = [_call_in(test) for test in tests]
-            answers = await runs.run_calls(program, tests[0]["fn_name"], [given for given, _ in calls], limit_s)
+        if not self.runs_scripts(tests):
+            calls = calls_in(tests)
+            answers = await runs.run_calls(program, tests[0]["fn_name"], [call.arguments for call in calls], limit_s)
             return [
-                (bool(answer.value == wanted), answer.seconds)
-                for answer, (_, wanted) in zip(answers, calls, strict=True)
+                (any(bool(answer.value == result) for result in call.results), answer.seconds)
+                for answer, call in zip(answers, calls, strict=True)
             ]
-        outputs = await runs.run_stdio(program, [str(test["input"]) for test in tests], limit_s)
+        outputs = await runs.run_stdio(program, [test["input"] for test in tests], limit_s)
         return [
-            (output is not None and same_output(output, str(test["output"])), seconds)
+            (output is not None and same_output(output, test["output"]), seconds)
             for (output, seconds), test in zip(outputs, tests, strict=True)
         ]
-
-
-def _function_in(tests: Sequence[dict[str, Any]]) -> str:
-    """The function that a row's tests call. Raises `ValueError` if no test names it."""
-    for test in tests:
-        metadata = read_json(test.get("metadata"))
-        more = metadata if isinstance(metadata, dict) else {}
-        for name in (test.get("fn_name"), more.get("fn_name"), more.get("func_name")):
-            if isinstance(name, str) and name.isidentifier():
-                return name
-    raise ValueError(
-        "a code_stdio ground truth with tests of testtype functional must say which function they call: add "
-        '"fn_name": "<function>" to each test (LiveCodeBench has it as func_name in the metadata of the row)'
-    )
-
-
-def _call_in(test: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The arguments of a functional test, and the result that is expected. Raises `ValueError` if they are not JSON."""
-    try:
-        lines = [line for line in str(test["input"]).split("\n") if line.strip()]
-        return [json.loads(line) for line in lines], json.loads(str(test["output"]))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"a functional test must have its arguments as lines of JSON, and the output as JSON: {test!r:.200}"
-        ) from error
 
 
 def same_output(written: str, wanted: str) -> bool:
@@ -221,51 +201,6 @@ def _same_line(words: list[str], others: list[str]) -> bool:
         return True
     are_numbers = len(words) == len(others) and all(_NUMBER.fullmatch(word) for word in (*words, *others))
     return are_numbers and list(map(Decimal, words)) == list(map(Decimal, others))
-
-
-def read_json(text: object) -> Any:
-    """The value of a JSON text; any other value unchanged."""
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        return text
-
-
-def read_list(label: object) -> list[Any]:
-    """A list as it is, or the list in a JSON text, or in a list with only such a text. Else an empty list.
-
-    The JSON may also be packed as LiveCodeBench and open-instruct pack it: pickled, deflated, in base64.
-    """
-    if isinstance(label, list) and len(label) == 1 and isinstance(label[0], str) and label[0].lstrip().startswith("["):
-        label = label[0]
-    if isinstance(label, str):
-        try:
-            label = json.loads(label if label.lstrip()[:1] in ("[", "{") else _unpacked(label))
-        except (ValueError, RecursionError):
-            return []
-    return label if isinstance(label, list) else []
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler without classes, so that unpickling runs no code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
-
-
-def _unpacked(text: str) -> str:
-    """The JSON in a packed text. Raises `ValueError` if the text is not packed, or too large."""
-    try:
-        unpacker = zlib.decompressobj()
-        content = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST_TESTS)
-        if unpacker.unconsumed_tail:
-            raise ValueError(f"more than {LARGEST_TESTS} bytes of tests")
-        read = _PlainUnpickler(io.BytesIO(content)).load()
-    except (zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError("not packed") from error
-    if isinstance(read, bytes):
-        read = read.decode()
-    return read if isinstance(read, str) else json.dumps(read)
 
 
 def _results_in(answer: object, number: int) -> list[tuple[bool, float]]:

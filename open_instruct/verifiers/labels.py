@@ -88,13 +88,15 @@ def _plain(value: object) -> Any:
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite number. True and False are none."""
-    return isinstance(value, Number) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    return isinstance(value, float | Decimal) and math.isfinite(value)
 
 
 def number_as_text(number: Number) -> str:
     """The digits of a number, without an exponent and without zeros behind the last digit that says something."""
     if isinstance(number, int):
-        return str(number)
+        return str(number) if number.bit_length() < 10_000 else str(Decimal(number))  # Python prints no longer ones
     digits = format(Decimal(repr(float(number))) if isinstance(number, float) else number, "f")
     digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
     return "0" if digits == "-0" else digits

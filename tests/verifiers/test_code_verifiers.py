@@ -22,9 +22,10 @@ from rc_fakes import free_port
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.sandbox import Jail, limit_resources, python_files, restrict_files
-from open_instruct.verifiers import code_children, code_server, code_verifiers
+from open_instruct.verifiers import code_children, code_labels, code_server, code_verifiers
+from open_instruct.verifiers.code_labels import read_list
 from open_instruct.verifiers.code_runs import CodeRuns
-from open_instruct.verifiers.code_verifiers import read_list
+from open_instruct.verifiers.code_verifiers import CodeStdioVerifier, CodeVerifier
 from open_instruct.verifiers.code_wire import TooMuch, decode, encode
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import check_label, import_verifiers
@@ -300,6 +301,128 @@ def test_labels_that_are_no_tests_are_refused(dataset: str, label: object, probl
         check_label(dataset, label)
 
 
+MANY_ONES, MANY = int("1" * 4000) * 10**1000 + int("1" * 1000), 5001
+LONG = "1" + "0" * 5000
+
+
+def scores(*cases: tuple[str, object, str]) -> list[float]:
+    """The score of each response, for a verifier and a label, from the same processes."""
+
+    async def run() -> list[float]:
+        verifiers = {"code": CodeVerifier(), "code_stdio": CodeStdioVerifier()}
+        try:
+            return [(await verifiers[name].async_call([], response, label)).score for name, label, response in cases]
+        finally:
+            for verifier in verifiers.values():
+                await verifier.close()
+
+    return asyncio.run(run())
+
+
+def fenced(program: str) -> str:
+    return f"Here it is:\n```python\n{program}\n```\n"
+
+
+def test_whole_numbers_may_have_thousands_of_digits() -> None:
+    cases: list[tuple[str, Any, str, float]] = [
+        ("code_stdio", [{"input": "", "output": LONG}], "print(10**5000)", 1),
+        ("code_stdio", [{"input": "", "output": LONG}], "print(10**5000 + 1)", 0),
+        ("code_stdio", [{"input": "", "output": 10**5000}], "print(10**5000)", 1),
+        ("code_stdio", [{"input": "1" * 5000, "output": str(MANY_ONES % 7)}], "print(int(input()) % 7)", 1),
+        ("code", ["assert len(str(f())) == 5001", f"assert f() == {LONG}"], "def f():\n  return 10**5000", 1),
+        ("code", [f"assert f(2) == {LONG}"], f"def f(n):\n  return {LONG}", 1),
+        ("code_stdio", [{"input": "5000", "output": LONG, "fn_name": "f"}], "def f(n):\n  return 10**n", 1),
+        ("code_stdio", [{"input": "5000", "output": "-" + LONG, "fn_name": "f"}], "def f(n):\n  return 10**n", 0),
+        ("code_stdio", [{"input": LONG, "output": "5001", "fn_name": "f"}], "def f(n):\n  return len(str(n))", 1),
+        ("code_stdio", f'[{{"input": [{LONG}], "output": {LONG}, "fn_name": "f"}}]', "def f(n):\n  return n", 1),
+    ]
+    for dataset, label, *_ in cases:
+        check_label(dataset, label)
+    found = scores(*[(dataset, label, fenced(code)) for dataset, label, code, _ in cases])
+    assert found == [right for *_, right in cases]
+
+
+def test_numbers_of_a_million_digits_are_refused_before_the_run() -> None:
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="as JSON"):
+        check_label("code_stdio", [{"input": "1", "output": "7" * 10**6, "fn_name": "f"}])
+    check_label("code_stdio", [{"input": "1", "output": "-" + "7" * 99_999, "fn_name": "f"}])
+    assert time.monotonic() - started < 5
+
+
+ADD = "def add(a, b):\n    return a + b"
+
+
+LISTS: list[tuple[dict[str, Any], str]] = [
+    ({"input": ["1", "2"], "output": ["3"]}, "a = int(input())\nb = int(input())\nprint(a + b)"),
+    ({"input": [1, 2.0], "output": 3}, "a = int(input())\nb = int(input())\nprint(a + b)"),
+    ({"input": [], "output": ["a", "", "b"]}, "print('a\\n\\nb')"),
+    ({"input": None, "output": 3.0}, "import sys\nprint(len(sys.stdin.read()) + 3)"),
+    ({"input": [1, 2], "output": 3, "fn_name": "add"}, ADD),
+    ({"input": [1, 2], "output": [3], "fn_name": "add"}, ADD),
+    ({"input": ["1", "2"], "output": "12", "fn_name": "add"}, ADD),
+    ({"input": ["[1]", "[2]"], "output": "[1, 2]", "fn_name": "add"}, ADD),
+    ({"input": "[1]\n[2]", "output": [1, 2], "fn_name": "add"}, ADD),
+    ({"input": [[1], [2]], "output": [1, 2], "fn_name": "add"}, ADD),
+    ({"input": [[1], [2]], "output": [[1, 2]], "fn_name": "add"}, ADD),
+    ({"input": ["[1", "2]"], "output": "[12]", "fn_name": "add"}, ADD),
+    ({"input": [[], []], "output": [], "fn_name": "add"}, ADD),
+    (
+        {"input": [{"a": [1]}, None], "output": True, "fn_name": "add"},
+        "def add(a, b):\n    return a == {'a': [1]} and b is None",
+    ),
+    ({"input": [1, 2], "output": 3, "testtype": "functional", "metadata": {"func_name": "add"}}, ADD),
+    ({"input": [], "output": None, "fn_name": "f"}, "def f(): return None"),
+]
+
+
+def test_inputs_and_outputs_may_be_lists() -> None:
+    labels: list[Any] = []
+    for test, _ in LISTS:
+        labels += [[test], json.dumps([test])]
+    for label in labels:
+        check_label("code_stdio", label)
+    right = scores(*[("code_stdio", label, fenced(LISTS[number // 2][1])) for number, label in enumerate(labels)])
+    assert right == [1.0] * len(labels)
+    wrong = [("code_stdio", [{**test, "output": [9, 9]}], fenced(code)) for test, code in LISTS]
+    assert scores(*wrong) == [0.0] * len(wrong)
+
+
+def test_result_in_a_list_is_the_element_only_if_all_results_are() -> None:
+    first, second = {"input": [1], "output": [0], "fn_name": "f"}, {"input": [2], "output": [0, 1], "fn_name": "f"}
+    bare, listed = "```python\ndef f(n): return 0\n```", "```python\ndef f(n): return [0, 1][:n]\n```"
+    one, two = [first], [first, second]
+    cases = [("code_stdio", label, response) for label in (one, two) for response in (bare, listed)]
+    assert scores(*cases) == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [([[1, 2]], "3"), ({"a": 1}, "3"), ("1", None), ("1", [None]), (True, "1"), ("1", [["a"]]), ("1", {})],
+)
+def test_inputs_that_are_no_lines_are_refused_with_the_cure(given: object, output: object) -> None:
+    with pytest.raises(ValueError, match=r"lists of lines.*fn_name"):
+        check_label("code_stdio", [{"input": given, "output": output}])
+
+
+def test_program_is_found_before_its_output_and_its_demonstration() -> None:
+    cases: list[tuple[str, object, str]] = [
+        ("code_stdio", [{"input": "", "output": "3"}], "```python\nprint(3)\n```\nOutput:\n```\n3\n```"),
+        ("code", ["assert f(2) == 4"], f"```python\n{RIGHT}\n```\nTry it:\n```python\nprint(f(2))\n```"),
+        (
+            "code_stdio",
+            [{"input": "2", "output": "4"}],
+            f"```python\n{RIGHT}\n```\nand\n```python\nprint(f(int(input())))\n```",
+        ),
+        (
+            "code_stdio",
+            [{"input": "2", "output": "4", "fn_name": "f"}],
+            f"```python\n{RIGHT}\n```\n```python\nprint(f(2))\n```",
+        ),
+    ]
+    assert scores(*cases) == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("inside", [["assert f(1) == 2"], '["assert f(1) == 2"]', b'["assert f(1) == 2"]'])
 def test_lists_may_be_packed(inside: object) -> None:
     packed = base64.b64encode(zlib.compress(pickle.dumps(inside))).decode()
@@ -317,7 +440,7 @@ def test_packed_tests_run_nothing(content: bytes) -> None:
 
 
 def test_packed_tests_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_verifiers, "LARGEST_TESTS", 1000)
+    monkeypatch.setattr(code_labels, "LARGEST_TESTS", 1000)
     assert read_list(base64.b64encode(zlib.compress(pickle.dumps(["x" * 2000]))).decode()) == []
 
 
