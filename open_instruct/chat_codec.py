@@ -1,14 +1,17 @@
 """The one place where text becomes token ids, with a model's tokenizer and chat template."""
 
 import copy
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 THINK, END_THINK = "<think>", "</think>"
+TAGS = (THINK, END_THINK, "<answer>", "</answer>", "<finish>", "</finish>")
+"""Tags that a model writes as a part of its text. They stay in a decoded text even if the tokenizer marks them as special."""
 OMISSION = "\n[…]\n"
 """Replaces the middle of a text that was left out."""
 
@@ -18,6 +21,12 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     spellings = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
     return tuple(sorted(filter(None, spellings), key=lambda spelling: (-len(spelling), spelling)))
+
+
+def _tags_among(special: Sequence[str], tags: Collection[str], tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
+    """The tags that a tokenizer marks as special, without those that begin, end or pad a text."""
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return frozenset(special).intersection(tags).difference(getattr(tokenizer, name, None) for name in names)
 
 
 LITERAL = "\ue000"
@@ -52,12 +61,17 @@ _HIDDEN = re.compile(f"{LITERAL}([0-9]{{1,6}}){LITERAL}")
 
 
 class ChatCodec:
-    """Encodes, decodes and shortens text, and puts a chat template around it."""
+    """Encodes, decodes and shortens text, and puts a chat template around it.
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    Args:
+        tags: special tokens that count as text when tokens are decoded, unless they end texts or pad them.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, tags: Collection[str] = TAGS) -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._special_tokens = special_tokens(tokenizer)
+        self._special_tags = _tags_among(self._special_tokens, tags, tokenizer)
         self._of_spellings: dict[str, list[int]] = {}
         self._without_special: Any = None
         """A copy of the backend that knows no special tokens."""
@@ -135,9 +149,10 @@ class ChatCodec:
         return hidden_in(message, self._special_tokens)
 
     def control_token(self, token_id: int) -> str:
-        """The spelling of a special token; empty for any other token."""
+        """The spelling of a special token; empty for any other token, and for a tag, which is text."""
         spelling = self._tokenizer.convert_ids_to_tokens(int(token_id))
-        return spelling if isinstance(spelling, str) and spelling in self._special_tokens else ""
+        is_control = isinstance(spelling, str) and spelling in self._special_tokens
+        return spelling if is_control and spelling not in self._special_tags else ""
 
     def ending(self, token_ids: Sequence[int]) -> str:
         """The control tokens with which a turn ends, as text; empty if the turn ends with any other token."""
@@ -180,8 +195,17 @@ class ChatCodec:
         return self._backend
 
     def decode(self, token_ids: list[int]) -> str:
-        """The tokens as text, without special tokens."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        """The tokens as text, without special tokens except for tags."""
+        if not self._special_tags:
+            return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        kept = [token_id for token_id in token_ids if token_id not in self._control_ids]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    @functools.cached_property
+    def _control_ids(self) -> frozenset[int]:
+        """Ids of the special tokens that are no tags."""
+        spellings = [spelling for spelling in self._special_tokens if spelling not in self._special_tags]
+        return frozenset(self._tokenizer.convert_tokens_to_ids(spellings))
 
     def without_special_tokens(self, text: str) -> str:
         """The text without spelled-out special tokens, which would become real special tokens in a prompt.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from open_instruct.algorithms.reward_shaping import is_well_formed
+from open_instruct.chat_codec import OMISSION, ChatCodec
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data_types import GenerationResult, Sample
 from open_instruct.rollouts.failure_log import NOT_SCORED
@@ -19,7 +20,7 @@ from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.scored_groups import Misses, ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
-from open_instruct.verifiers.registry import verifier_weight
+from open_instruct.verifiers.registry import verifier_tags, verifier_weight
 from open_instruct.verifiers.row_verifiers import checks_of_row, combined, is_rubric, names_of_verifiers
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.base import Workflow
@@ -40,7 +41,7 @@ class ResultScoring:
     ) -> None:
         self._requests = requests
         self._workflow = workflow
-        self._tokenizer = tokenizer
+        self._codec = ChatCodec(tokenizer, tags=verifier_tags())
         self.verifiers = verifiers
         self._looks_at_form = looks_at_form
         self.rubrics = rubrics
@@ -75,9 +76,7 @@ class ResultScoring:
     def _answers(self, samples: Iterable[Sample]) -> tuple[list[list[int]], list[str]]:
         """What the verifiers get for each judged sample: token ids and text."""
         token_ids = [sample.answer_ids.tolist() for sample in samples if sample.is_judged]
-        # transformers decodes an empty list to one empty text
-        texts = self._tokenizer.batch_decode(token_ids, skip_special_tokens=True) if token_ids else []
-        return token_ids, [self._workflow.answer(text) for text in texts]
+        return token_ids, [self._workflow.answer(self._codec.decode(ids)) for ids in token_ids]
 
     def texts(self, samples: Iterable[Sample]) -> list[str]:
         """The texts that the verifiers get for the judged samples."""
@@ -128,11 +127,17 @@ class ResultScoring:
         weight = sum(map(verifier_weight, names_of_verifiers(dataset)))
         well_formed = None
         if self._looks_at_form and result.samples:
-            texts = self._tokenizer.batch_decode(
-                [sample.response_ids.tolist() for sample in result.samples], skip_special_tokens=True
-            )
-            well_formed = np.array([is_well_formed(text) for text in texts])
+            well_formed = np.array([is_well_formed(self._own_text(sample)) for sample in result.samples])
         return ScoredGroup(result, dataset, rewards, num_failures, reward_weight=weight, well_formed=well_formed)
+
+    def _own_text(self, sample: Sample) -> str:
+        """What the policy itself has said, with `OMISSION` in place of the answers of tools."""
+        if sample.loss_mask is None:
+            return self._codec.decode(sample.response_ids.tolist())
+        is_own = sample.loss_mask.astype(bool)
+        parts = np.split(sample.response_ids, np.flatnonzero(np.diff(is_own)) + 1)
+        own = parts[0 if is_own[:1].all() else 1 :: 2]
+        return OMISSION.join(self._codec.decode(part.tolist()) for part in own)
 
     def restored(self, saved: FinishedGroup) -> ScoredGroup:
         """A scored group, restored from a saved state."""

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from open_instruct.chat_codec import TAGS
 from open_instruct.config.verifier_options import VerifierConfig
 
 
@@ -51,6 +52,10 @@ class VerifierFunction:
     """The part of the `dataset` column before any slash that names this verifier. Upper and lower case are the same."""
     weight: float = 1.0
     """The reward of a response is its score times this weight times `--verification_reward`."""
+
+    tags: tuple[str, ...] = TAGS
+    """Tags that the verifier looks for. A response shows them to the verifier even if the tokenizer marks them as special
+    tokens, which a decoded text otherwise lacks."""
 
     def __init__(self, name: str | None = None, weight: float | None = None, verifier_config: Any = None) -> None:
         """`verifier_config` holds the options of the verifiers that come with the project."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 
+from open_instruct.chat_codec import TAGS
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.user_modules import UserModuleError, import_user_module
 from open_instruct.verifiers import (  # noqa: F401 - known then
@@ -116,6 +117,11 @@ def verifier_names() -> list[str]:
 def verifier_weight(dataset: str) -> float:
     """Weight of the verifier of this `dataset` column. A reward is the score times this weight times `--verification_reward`."""
     return float(find_verifier(dataset, _verifiers()).weight)
+
+
+def verifier_tags() -> frozenset[str]:
+    """Every tag that a verifier looks for in a response."""
+    return frozenset(TAGS).union(*(verifier.tags for verifier in _verifiers().values()))
 
 
 def verifier_name(dataset_name: str, names: Collection[str]) -> str | None:

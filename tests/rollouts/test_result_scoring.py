@@ -11,11 +11,15 @@ from conftest import TINY_MODEL
 from group_fakes import make_result
 from transformers import AutoTokenizer
 
+from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import GenerationResult, TokenStatistics
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.scored_groups import Misses, ScoredGroup, UnscoredGroup
+from open_instruct.verifiers.registry import score_response
 from open_instruct.verifiers.row_verifiers import SEPARATOR
 from open_instruct.verifiers.scoring_processes import Scored
+from open_instruct.verifiers.text_verifiers import PassthroughVerifier
+from open_instruct.workflows.rc.prompts import answer_of
 from open_instruct.workflows.single_turn import SingleTurn
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
@@ -186,3 +190,115 @@ def test_response_without_a_peer_that_is_left_out_was_scored(
     group = scored_group(replace(result, samples=samples), monkeypatch, "math", scores)
     assert isinstance(group, ScoredGroup)
     assert (len(group.samples), group.num_not_scored, group.misses) == (2, 1, (Misses("math", 1, 0),))
+
+
+# --- tags that a tokenizer marks as special ---------------------------------------------------------------------------
+
+TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<finish>", "</finish>"]
+
+
+@pytest.fixture
+def with_special_tags() -> Any:
+    tokenizer: Any = AutoTokenizer.from_pretrained(TINY_MODEL)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*TAGS, "<solution>", "</solution>", "<|turn|>"]})
+    assert len(tokenizer.encode("<answer>")) == 1
+    return tokenizer
+
+
+class OnlyRow:
+    """Requests with one row."""
+
+    def __init__(self, dataset: str, ground_truth: object) -> None:
+        self.train = self
+        self._row = SimpleNamespace(dataset=dataset, ground_truth=ground_truth, raw_query="?")
+
+    def __getitem__(self, index: int) -> Any:
+        return self._row
+
+    def dataset_of(self, index: int) -> str:
+        return self._row.dataset
+
+
+def responses_of(tokenizer: Any, *texts: str) -> GenerationResult:
+    responses = [np.array(tokenizer.encode(text), np.int32) for text in texts]
+    return make_result(
+        responses=responses,
+        logprobs=[np.zeros(len(ids), np.float32) for ids in responses],
+        finish_reasons=["stop"] * len(texts),
+        version_spans=[[(1, len(ids))] for ids in responses],
+        **FIELDS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "right", "wrong"),
+    [
+        ("string_matcher", "<think>4</think> <answer>46</answer>", "<answer>4</answer>"),
+        ("puzzle", "<think>12 + 34</think> 46", "<think>46</think> 4"),
+        ("re_search", "<finish>46</finish>", "46"),
+    ],
+)
+def test_verifiers_see_tags_that_the_tokenizer_marks_as_special(
+    with_special_tags: Any, dataset: str, right: str, wrong: str
+) -> None:
+    verifiers: Any = Asked()
+    requests: Any = OnlyRow(dataset, "46")
+    scoring = ResultScoring(requests, SingleTurn(None), with_special_tags, verifiers)
+    end = f"{with_special_tags.eos_token}<|turn|>"
+    scoring.submit(responses_of(with_special_tags, right + end, wrong + end), lambda futures, seconds: None)
+    ((first, second),) = verifiers.texts
+    assert "<|turn|>" not in first
+    assert with_special_tags.eos_token not in first
+    scores = [score_response(dataset, "46", [], text).score for text in (first, second)]
+    assert scores == [1.0, 0.0]
+
+
+def test_verifier_of_a_user_names_its_own_tags(with_special_tags: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifiers: Any = Asked()
+    requests: Any = OnlyRow("passthrough", "-")
+    result = responses_of(with_special_tags, "<solution>46</solution>")
+    ResultScoring(requests, SingleTurn(None), with_special_tags, verifiers).submit(result, lambda *_: None)
+    monkeypatch.setattr(PassthroughVerifier, "tags", ("<solution>", "</solution>"))
+    ResultScoring(requests, SingleTurn(None), with_special_tags, verifiers).submit(result, lambda *_: None)
+    without, with_tags = verifiers.texts
+    assert (without[0].strip(), with_tags) == ("46", ["<solution>46</solution>"])
+
+
+def test_tags_are_text_for_conversations_agents_and_the_reasoning_cache(with_special_tags: Any) -> None:
+    """All three read a turn with `decode`, and take the last token for the end of the turn if it is a control token."""
+    codec = ChatCodec(with_special_tags)
+    turn = "<think>12</think><answer>46</answer>"
+    ids = codec.encode(turn + "<|turn|>" + with_special_tags.eos_token)
+    assert codec.decode(ids) == turn
+    assert answer_of(codec.decode(ids)) == "<answer>46</answer>"
+    assert [codec.control_token(token_id) for token_id in codec.encode(turn) if codec.control_token(token_id)] == []
+    assert codec.control_token(with_special_tags.eos_token_id) == with_special_tags.eos_token
+
+
+def test_tag_that_ends_texts_is_no_text(with_special_tags: Any) -> None:
+    with_special_tags.eos_token = "</answer>"
+    assert ChatCodec(with_special_tags).decode(with_special_tags.encode("<answer>46</answer>")) == "<answer>46"
+
+
+def test_form_is_looked_for_in_what_the_policy_said() -> None:
+    """A tool that prints the form earns nothing, and a form around a tool's answer is none."""
+    codec = ChatCodec(TOKENIZER)
+
+    def is_well_formed(*parts: tuple[str, bool]) -> bool:
+        ids = [codec.encode(text) for text, _ in parts]
+        mask = np.concatenate([np.full(len(part), own) for part, (_, own) in zip(ids, parts, strict=True)])
+        (sample,) = responses_of(TOKENIZER, "".join(text for text, _ in parts)).samples
+        sample = replace(sample, response_ids=np.concatenate(ids).astype(np.int32), loss_mask=mask)
+        result = replace(responses_of(TOKENIZER, "46"), samples=[sample])
+        requests: Any = OnlyRow("passthrough", "-")
+        scoring = ResultScoring(requests, SingleTurn(None), TOKENIZER, Asked(), looks_at_form=True)  # type: ignore[arg-type]
+        (is_formed,) = scoring.group(result, np.zeros(1, np.float32)).well_formed  # type: ignore[misc]
+        return bool(is_formed)
+
+    form = "<think>a</think> <answer>46</answer>"
+    assert is_well_formed((form, True))
+    assert is_well_formed(("call", True), ("result", False), (form, True))
+    assert is_well_formed(("result", False), (form, True))
+    assert not is_well_formed(("call", True), (form, False), ("46", True))
+    assert not is_well_formed((form, False))
+    assert not is_well_formed(("<think>a</think>", True), ("result", False), ("<answer>46</answer>", True))
