@@ -29,9 +29,10 @@ from typing import Any
 
 from open_instruct import grpo_fast
 from open_instruct.config import yaml_files as yaml_door
-from open_instruct.config.cli import UsageError, convert, fail_with, make_config
+from open_instruct.config.cli import UsageError, fail_with, make_config
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.option_values import convert
 from open_instruct.config.yaml_files import NO_SECTION, YamlProgram, in_terms_of_the_file, unknown_key
 from open_instruct.data.run_inputs import RunInputs
 from open_instruct.registry import option_fields

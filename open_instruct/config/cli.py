@@ -5,9 +5,9 @@
     except UsageError as error:
         fail_with(error.mistakes)
 
-An option is written `--name value` or `--name=value`, a list `--name a b c`, a switch `--name`, `--name False` or
-`--no_name`. A name may be shortened as long as it is clear. A YAML file given with `--config` holds the same names, in full; the
-command line wins.
+An option is written `--name value` or `--name=value`, a list `--name a b c` or as JSON (`--name '["a", "b"]'`), a switch
+`--name`, `--name False` or `--no_name`. A name may be shortened as long as it is clear. A YAML file given with `--config` holds
+the same names, in full; the command line wins.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import difflib
 import functools
 import inspect
 import itertools
-import json
 import re
 import sys
 import textwrap
@@ -36,6 +35,7 @@ from open_instruct.config.foreign_words import (
     unclear_length,
 )
 from open_instruct.config.open_instruct_options import ForeignOptions
+from open_instruct.config.option_values import as_text, convert_all
 from open_instruct.config.yaml_text import BadYaml, check_yaml, texts_as_written, unreadable_value
 from open_instruct.registry import is_switch, option_fields, option_kinds
 from open_instruct.system.secret_masking import masked, without_secrets
@@ -116,7 +116,7 @@ def read_lists(argv: Sequence[str], names: Sequence[str], known: Mapping[str, An
     kinds = dict.fromkeys(names, list[str])
     given, _ = _read_command_line(argv, {**known, **kinds}, parser)
     in_file, _ = _read_yaml(given.pop("config", None), kinds)
-    return _convert_all(in_file | given, kinds)[0]
+    return convert_all(in_file | given, kinds)[0]
 
 
 def make_config(
@@ -132,7 +132,7 @@ def make_config(
         UsageError: there are mistakes. The error holds `mistakes`, which were found before, and all that are found here.
     """
     kinds = option_kinds(config_cls)
-    values, unreadable = _convert_all(with_implied_workflow(written), kinds)
+    values, unreadable = convert_all(with_implied_workflow(written), kinds)
     mistakes = [*mistakes, *unreadable.values()]
     for name in _required(config_cls):
         if name not in values:
@@ -206,8 +206,8 @@ def _make_parser(config_cls: "type[DataclassInstance]", kinds: Mapping[str, Any]
     parser = _Parser(
         program,
         usage=" ".join(["%(prog)s", *required, "[--config FILE]", "[option ...]"]),
-        description="Write a list as --name a b c, and a switch as --name, --name False or --no_name. A name may be shortened as "
-        "long as it is clear. If an option is given twice, the last value wins.",
+        description="Write a list as --name a b c or as JSON, and a switch as --name, --name False or --no_name. A name may be "
+        "shortened as long as it is clear. If an option is given twice, the last value wins.",
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -361,7 +361,7 @@ def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) 
     if path is None:
         return {}, []
     if not isinstance(path, str):
-        return {}, [f"--config {_as_text(path)}: expected the path of one file."]
+        return {}, [f"--config {as_text(path)}: expected the path of one file."]
     try:
         text = Path(path).read_text()
         check_yaml(text)
@@ -382,118 +382,3 @@ def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) 
     names = [*kinds, *others]
     mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content if key not in names]
     return {key: value for key, value in content.items() if key in names}, mistakes
-
-
-# ---- Values as written, to values of the right kind ----
-
-
-def _convert_all(written: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by option, and a mistake for each option whose value cannot be read."""
-    values, mistakes = {}, {}
-    for name, value in written.items():
-        try:
-            values[name] = convert(value, kinds[name])
-        except ValueError as error:
-            mistakes[name] = f"--{name} {_as_text(value)}: expected {error}."
-    return values, mistakes
-
-
-def convert(value: Any, kind: Any) -> Any:
-    """`value`, a string or a value that YAML has read, converted to the type `kind`.
-
-    Raises:
-        ValueError: `value` does not fit the type; the message says what was expected.
-    """
-    if get_origin(kind) is list:
-        (item_kind,) = get_args(kind)
-        items = value if isinstance(value, list) else [value]
-        return [convert(str(item) if _is_number(item) and item_kind is str else item, item_kind) for item in items]
-    if get_origin(kind) is Literal:
-        choices = {str(choice): choice for choice in get_args(kind)}
-        if str(value) not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return choices[str(value)]
-    if kind in _READERS:
-        expected, read = _READERS[kind]
-        try:
-            return read(value)
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(expected) from None
-    return _convert_to_one_of(value, get_args(kind))
-
-
-def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:
-    if NoneType in kinds and (value is None or str(value).lower() in ("none", "null")):
-        return None
-    expected = []
-    for kind in kinds:
-        if kind is NoneType:
-            continue
-        try:
-            return convert(value, kind)
-        except ValueError as error:
-            expected.append(str(error))
-    raise ValueError(" or ".join(expected))
-
-
-_TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
-
-
-def _read_bool(value: Any) -> bool:
-    if not isinstance(value, str | bool):
-        raise TypeError
-    words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
-    return words[str(value).lower()]
-
-
-def _read_int(value: Any) -> int:
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        raise TypeError
-    return int(value)
-
-
-def _read_float(value: Any) -> float:
-    if isinstance(value, bool):
-        raise TypeError
-    return float(value)  # also from a YAML string, because YAML does not read 2e-5 as a number
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _read_str(value: Any) -> str:
-    if not isinstance(value, str):  # no numbers either: YAML reads 0123 as 83, and the original text is lost
-        raise TypeError
-    return value
-
-
-def _read_json_object(value: Any) -> dict[str, Any]:
-    """From text, or from a mapping in a YAML file."""
-    read = json.loads(value, object_pairs_hook=_without_repeats) if isinstance(value, str) else value
-    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
-        raise TypeError
-    json.dumps(read, allow_nan=False)  # a date in a YAML file is no JSON
-    return read
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError
-    return dict(pairs)
-
-
-_READERS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
-    bool: ("True or False", _read_bool),
-    int: ("one whole number", _read_int),
-    float: ("one number", _read_float),
-    str: ("one text (in YAML, quoted)", _read_str),
-    dict[str, Any]: ("one JSON object in quotes, such as '{\"name\": 1}' (in YAML, a mapping)", _read_json_object),
-}
-
-
-def _as_text(value: Any) -> str:
-    """A value as the user wrote it."""
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or "(nothing)"
-    return str(value)

@@ -4,12 +4,14 @@ import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal
 
 from open_instruct.chat_codec import LITERAL, ChatCodec
 from open_instruct.data.row_places import PlaceInSource
 from open_instruct.data.sample_record import NON_TENSOR_BATCH, has_proto_columns, prompt_fields
 from open_instruct.data.sources import Columns, RawRow
+from open_instruct.verifiers.labels import number_as_text
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
 from open_instruct.verifiers.registry import check_label as check_label_of_verifier
 from open_instruct.verifiers.registry import verifier_name, verifier_weight
@@ -29,6 +31,8 @@ CONFIG_KEY, TOOLS_KEY = "env_config", "tools"
 FACTS_KEYS = (CONFIG_KEY, ENVIRONMENT_KEY, TOOLS_KEY)
 """Columns that a workflow may read in addition to prompt and ground truth."""
 MESSAGE_KEYS = ("role", "content")
+GROUND_TRUTH = "the ground truth"
+"""What messages call it, whatever its column is called."""
 EMPTY = (None, "", [], {})
 """Values of a column that count as absent."""
 
@@ -135,6 +139,7 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     if ground_truth in EMPTY:
         ground_truth = ""
     dataset = _check_dataset(verifier, rules)
+    ground_truth = _without_decimals(ground_truth, dataset)
     prompt = row.values[messages_key]
     if messages_key == PROMPT_KEY and isinstance(prompt, str):
         _check_ground_truths(dataset, ground_truth, rules)
@@ -178,6 +183,8 @@ def _facts(
     """What the workflow reads from a row's columns, and the tools that the prompt describes."""
     assert reader.facts is not None
     read = {key: columns.get(key) for key in FACTS_KEYS}
+    for key, value in (*read.items(), ("messages", messages)):
+        _as_json(value, f"{key!r}")
     if read[ENVIRONMENT_KEY] and not read[CONFIG_KEY]:
         read[CONFIG_KEY] = {"env_name": read[ENVIRONMENT_KEY]}
     elif not _names_environment(read[CONFIG_KEY]) and "env_configs" not in (read[CONFIG_KEY] or ()):
@@ -216,12 +223,13 @@ def _check_proto_row(row: RawRow, rules: RowRules) -> CheckedRow:
     except ValueError as err:
         raise RowError(str(err)) from err
     dataset = _check_dataset(_without_publisher(fields.data_source, rules), rules, column="data_source")
+    ground_truth = _without_decimals(fields.ground_truth, dataset)
     if fields.rendered_prompt is None:
         columns = row.values.get(NON_TENSOR_BATCH, row.values)
         assert isinstance(columns, Mapping)
-        return _with_messages(row, columns, fields.messages, fields.ground_truth, dataset, rules)
-    _check_ground_truths(dataset, fields.ground_truth, rules)
-    return _with_finished_text(row, fields.rendered_prompt, fields.ground_truth, dataset, rules, "full_prompts")
+        return _with_messages(row, columns, fields.messages, ground_truth, dataset, rules)
+    _check_ground_truths(dataset, ground_truth, rules)
+    return _with_finished_text(row, fields.rendered_prompt, ground_truth, dataset, rules, "full_prompts")
 
 
 def _without_publisher(data_source: object, rules: RowRules) -> object:
@@ -257,8 +265,7 @@ def check_ground_truth(
     Raises:
         RowError: the verifier does not exist or cannot use the ground truth.
     """
-    text = ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, ensure_ascii=False, default=str)
-    _check_text(text, "the ground truth")
+    _check_text(ground_truth if isinstance(ground_truth, str) else _as_json(ground_truth, GROUND_TRUTH), GROUND_TRUTH)
     if check_label is None:
         return
     try:
@@ -268,6 +275,31 @@ def check_ground_truth(
         raise RowError(str(err)) from err
     except Exception as err:  # a verifier may raise anything for a broken row
         raise RowError(f"the verifier cannot use the ground truth ({type(err).__name__}: {err})") from err
+
+
+def _as_json(value: object, what: str) -> str:
+    """A value of a row as JSON, which is how a run keeps it. Raises `RowError` if JSON has no such value."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as err:
+        raise RowError(
+            f"{what} is no value of JSON ({err}): write dates, bytes and the like as text, got {value!r:.80}"
+        ) from err
+
+
+def _without_decimals(value: Any, dataset: str) -> Any:
+    """A ground truth with `Decimal`, as parquet has it, replaced by a number of JSON; by a text if no such number has all its
+    digits. `passthrough` promises to hand on the value as it is, so its ground truth stays, and is then no value of JSON."""
+    if isinstance(value, list):
+        return [_without_decimals(part, dataset) for part in value]
+    if isinstance(value, dict):
+        return {key: _without_decimals(part, dataset) for key, part in value.items()}
+    if not isinstance(value, Decimal) or not value.is_finite() or _needs_no_label(dataset):
+        return value
+    digits = number_as_text(value)
+    if "." not in digits:
+        return int(digits)
+    return float(digits) if number_as_text(float(digits)) == digits else digits
 
 
 def _missing(columns: Sequence[str], row: RawRow, rules: RowRules) -> str:

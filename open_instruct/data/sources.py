@@ -6,6 +6,7 @@ under `cache_dir` (None: in its own default directory). The name of such a data 
 revision: `openai/gsm8k?config=main&revision=v1`.
 """
 
+import codecs
 import contextlib
 import functools
 import json
@@ -17,12 +18,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from open_instruct.data.row_places import PlaceInSource
 from open_instruct.data.sample_record import COLUMNS, has_proto_columns
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gym_rows
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow as pa
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 LONGEST_NAME = 200
@@ -97,11 +101,27 @@ def _reasoning_gym(entry: str) -> Iterator[RawRow]:
         raise SourceError(str(err)) from err
 
 
-def _json_lines(path: Path, _: Columns | None) -> Iterator[RawRow]:
+def _json_lines(path: Path, columns: Columns | None) -> Iterator[RawRow]:
+    """Rows of a `.jsonl` file. It may also hold one JSON array of objects, as some programs write it."""
+    start = _start_of(path)
+    if start.startswith(b"["):
+        with contextlib.suppress(SourceError):  # then it is lines, and each is a mistake of its own
+            yield from _json_array(path)
+            return
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if line.strip():
                 yield _json_row(PlaceInSource("line", number), line)
+
+
+def _start_of(path: Path) -> bytes:
+    """The beginning of a file, without spaces and without a byte order mark. Raises `SourceError` for UTF-16."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise SourceError("is written in UTF-16. Save it as UTF-8")
+    return start.removeprefix(codecs.BOM_UTF8).lstrip()
 
 
 def _json_row(place: PlaceInSource, line: bytes) -> RawRow:
@@ -116,10 +136,10 @@ def _json_row(place: PlaceInSource, line: bytes) -> RawRow:
 
 def _json(path: Path, columns: Columns | None) -> Iterator[RawRow]:
     """Rows of a `.json` file: a JSON array of objects if it begins with `[`, else JSON lines."""
-    with path.open("rb") as file:
-        if not file.read(4096).lstrip().startswith(b"["):
-            yield from _json_lines(path, columns)
-            return
+    yield from _json_array(path) if _start_of(path).startswith(b"[") else _json_lines(path, columns)
+
+
+def _json_array(path: Path) -> Iterator[RawRow]:
     try:
         rows = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as err:
@@ -138,18 +158,33 @@ def _parquet(path: Path, columns: Columns | None) -> Iterator[RawRow]:
             names = _columns_to_read(file.schema_arrow.names, columns)
             number = 0
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
-                for values in batch.to_pylist():
+                for values in _with_exact_floats(pa.Table.from_batches([batch])).to_pylist():
                     number += 1
                     yield RawRow(PlaceInSource("row", number), values)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as err:
         raise SourceError(f"not a readable parquet file: {err}") from err
 
 
+def _with_exact_floats(table: "pa.Table") -> "pa.Table":
+    """A table whose columns of 32-bit floats hold the numbers that were written: 0.1, and not 0.10000000149011612."""
+    import pyarrow as pa
+
+    for number, column in enumerate(table.schema):
+        if column.type == pa.float32():
+            written = table.column(number).cast(pa.string())
+            table = table.set_column(number, column.name, written.cast(pa.float64()))
+    return table
+
+
 def _hub(name: str, settings: str, split: str, columns: Columns | None, cache_dir: str | None) -> Iterator[RawRow]:
     dataset = _load_hub(name, settings, split, cache_dir)
     dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
+    short = [name for name, feature in dataset.features.items() if getattr(feature, "dtype", None) == "float32"]
     for number, values in enumerate(dataset, start=1):
-        yield RawRow(PlaceInSource("row", number), dict(values))  # type: ignore[call-overload]
+        row = dict(values)  # type: ignore[call-overload]
+        for name in short:  # 0.1, and not 0.10000000149011612
+            row[name] = None if row[name] is None else float(str(np.float32(row[name])))
+        yield RawRow(PlaceInSource("row", number), row)
 
 
 def content_of_hub(entry: str, split: str, cache_dir: str | None = None) -> str:

@@ -119,10 +119,9 @@ def _call_in(test: dict[str, Any]) -> tuple[list[Any], Any]:
 
 def _are_lines_of_json(given: list[Any], result: object) -> bool:
     """Whether a list holds JSON texts of the arguments (`["[1, 2]", "3"]`), and not the arguments themselves (`["ab", "3"]`)."""
-    texts = [*given, result]
-    if not all(isinstance(text, str) for text in texts) or not any(
-        text.lstrip()[:1] in ("[", "{", '"') for text in given
-    ):
+    texts = [text for text in (*given, result) if isinstance(text, str)]
+    are_texts = len(texts) == len(given) + 1
+    if not are_texts or not any(text.lstrip()[:1] in ("[", "{", '"') for text in texts[:-1]):
         return False
     try:
         for text in texts:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from open_instruct.config.cli import UsageError, convert, fail_with, field_help, parse_args
+from open_instruct.config.cli import UsageError, fail_with, field_help, parse_args
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.option_values import convert
 from open_instruct.registry import option_fields
 
 MODEL = ["--model_name_or_path", "org/name"]
@@ -57,6 +58,14 @@ def test_without_options_the_defaults_hold() -> None:
         (["--stop_strings", "</answer>", "a b"], "stop_strings", ["</answer>", "a b"]),
         (["--stop_strings=--end"], "stop_strings", ["--end"]),
         (["--stop_strings"], "stop_strings", []),
+        (["--stop_strings", '["</answer>"]'], "stop_strings", ["</answer>"]),
+        (["--stop_strings", ' [ "a b", "c" ] '], "stop_strings", ["a b", "c"]),
+        (['--stop_strings=["</answer>"]'], "stop_strings", ["</answer>"]),
+        (["--stop_strings", "[]"], "stop_strings", []),
+        (["--stop_strings", "[END]"], "stop_strings", ["[END]"]),
+        (["--stop_strings", '["a"]', '["b"]'], "stop_strings", ['["a"]', '["b"]']),
+        (["--num_learners_per_node", "[4, 4]"], "num_learners_per_node", [4, 4]),
+        (["--dataset_mixer_list", '["a", 1.0, "b", 20]'], "dataset_mixer_list", ["a", "1.0", "b", "20"]),
         (["--verbose"], "verbose", True),
         (["--verbose", "true"], "verbose", True),
         (["--verbose", "False"], "verbose", False),
@@ -334,3 +343,20 @@ def test_the_command_line_needs_nothing_heavy() -> None:
         "assert not {'torch', 'transformers', 'ray', 'vllm', 'deepspeed'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("text", ['["a", b]', "['</answer>']", '["a" "b"]'])
+def test_text_that_resembles_a_json_list_is_a_mistake_with_the_cure(text: str, yaml_file: Path) -> None:
+    mistake = (
+        f"""--stop_strings {text}: expected a list as JSON, as in '["a", "b"]', or its items one by one, as in a b."""
+    )
+    assert mistakes_of(*MODEL, "--stop_strings", text) == [mistake]
+    assert mistakes_of(*MODEL, "--num_learners_per_node", '["x"]') == [
+        '--num_learners_per_node ["x"]: expected one whole number.'
+    ]
+
+
+@pytest.mark.parametrize("text", ["""'["</answer>", "b"]'""", '["</answer>", "b"]', "\n- </answer>\n- b"])
+def test_json_list_in_a_yaml_file_is_a_list(text: str, yaml_file: Path) -> None:
+    yaml_file.write_text(f"stop_strings: {text}\n")
+    assert parse("--config", str(yaml_file)).stop_strings == ["</answer>", "b"]

@@ -10,9 +10,10 @@ import pytest
 from conftest import TINY_MODEL, make_args
 
 from open_instruct.config.checks import RULES
-from open_instruct.config.cli import UsageError, convert, parse_args
+from open_instruct.config.cli import UsageError, parse_args
 from open_instruct.config.engine_arguments import CHANGES_SAMPLES, SET_BY, _known_arguments, engine_arguments_are_free
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.option_values import convert
 from open_instruct.data.run_identity import differences, run_identity
 from open_instruct.device import Device
 from open_instruct.engines import vllm_engine

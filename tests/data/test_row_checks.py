@@ -1,10 +1,14 @@
 """Rows become prompts, and every mistake in them is told by source and row."""
 
+import datetime
 import json
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import TINY_MODEL
 from dataset_files import (
@@ -21,6 +25,7 @@ from dataset_files import (
 
 from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.prompt_dataset import PromptRow
+from open_instruct.data.row_checks import RowReader
 from open_instruct.data.run_tokenizer import read_tokenizer
 
 
@@ -278,3 +283,66 @@ def test_special_tokens_in_messages_stay_text(tmp_path: Path) -> None:
     assert control(data[0]) == control(data[1]) == control(plain) != []
     assert tokenizer.decode(data[0].prompt.tolist()) == data[0].raw_query == plain.raw_query.replace("2 + 2", attack)
     assert data[1].prompt.tolist() == plain.prompt.tolist()
+
+
+# --- values that JSON does not know -----------------------------------------------------------------------------------
+
+
+NO_JSON = [
+    datetime.date(2024, 1, 1),
+    datetime.datetime(2024, 1, 1, 12),
+    datetime.time(12),
+    datetime.timedelta(seconds=3),
+    b"42",
+    [datetime.date(2024, 1, 1)],
+    {"when": [datetime.date(2024, 1, 1)]},
+]
+
+
+@pytest.mark.parametrize("value", [*NO_JSON, Decimal("42.5"), [Decimal("42.5")]])
+def test_ground_truth_that_json_does_not_know_is_named_with_its_row(tmp_path: Path, value: object) -> None:
+    rows = [make_row(ground_truth=value, dataset="passthrough")] * 2
+    (mistake,) = mistakes_of(write_parquet(tmp_path / "d.parquet", rows), "1.0")
+    assert mistake.startswith(f"{tmp_path}/d.parquet row 1: the ground truth is no value of JSON")
+    assert "as text" in mistake
+
+
+@pytest.mark.parametrize("column", ["env_config", "tools"])
+@pytest.mark.parametrize("value", [*NO_JSON, Decimal("42.5")])
+def test_other_column_that_json_does_not_know_is_named_with_its_row(tmp_path: Path, column: str, value: object) -> None:
+    rows = [make_row(**{column: {"env_name": "x", "value": value}})]
+    reader = RowReader(facts=dict)
+    (mistake,) = mistakes_of(write_parquet(tmp_path / "d.parquet", rows), "1.0", reader=reader)
+    assert mistake.startswith(f"{tmp_path}/d.parquet row 1: {column!r} is no value of JSON")
+
+
+def test_messages_that_json_does_not_know_are_named_where_a_workflow_keeps_them(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "?", "at": datetime.datetime(2024, 1, 1)}]
+    name = write_parquet(tmp_path / "d.parquet", [make_row(messages=messages)])
+    (mistake,) = mistakes_of(name, "1.0", reader=RowReader(facts=dict))
+    assert "'messages' is no value of JSON" in mistake
+    assert len(load(name, "1.0")) == 1  # a chat template may leave the field out
+
+
+@pytest.mark.parametrize(
+    ("column", "truth"),
+    [
+        (pa.array([Decimal("42.00")]), 42),
+        (pa.array([Decimal("42.50")]), 42.5),
+        (pa.array([Decimal("1.12345678901234567890")]), "1.1234567890123456789"),
+        (pa.array([0.1], pa.float32()), 0.1),
+        (pa.array([42.0], pa.float32()), 42.0),
+        (pa.array([42, None], pa.int64()).slice(0, 1), 42),
+        (pa.array([42.0, float("nan")]).slice(0, 1), 42.0),
+        (pa.array([2**63 - 1]), 2**63 - 1),
+        (pa.array(["42"]).dictionary_encode(), "42"),
+        (pa.array([["42"]]), ["42"]),
+        (pa.array([[42.0]]), [42.0]),
+    ],
+)
+@pytest.mark.parametrize("dataset", ["gsm8k", "math", "string_matcher"])
+def test_numbers_of_parquet_are_labels(tmp_path: Path, dataset: str, column: pa.Array, truth: object) -> None:
+    table = pa.table({"messages": [make_row()["messages"]], "ground_truth": column, "dataset": [dataset]})
+    pq.write_table(table, tmp_path / "d.parquet")
+    (row,) = load(str(tmp_path / "d.parquet"), "1.0")
+    assert row.ground_truth == truth

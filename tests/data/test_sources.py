@@ -1,5 +1,6 @@
 """Files, directories, names of the hub and reasoning-gym tasks: what is read of them, and what is wrong with them."""
 
+import codecs
 import json
 import socket
 import time
@@ -241,3 +242,31 @@ def test_parquet_with_broken_text_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"messages": broken, "ground_truth": ["2"], "dataset": ["gsm8k"]}), tmp_path / "d.parquet")
     [mistake] = mistakes_of(str(tmp_path / "d.parquet"), "1.0")
     assert "d.parquet: not a readable parquet file" in mistake
+
+
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8, b"\n\n ", codecs.BOM_UTF8 + b"\n"])
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("file", ["d.jsonl", "d.json"])
+def test_json_array_is_read_in_a_file_of_either_name(
+    tmp_path: Path, file: str, indent: int | None, mark: bytes
+) -> None:
+    rows = [make_row("a"), make_row("b")]
+    (tmp_path / file).write_bytes(mark + json.dumps(rows, indent=indent).encode())
+    assert questions(load(str(tmp_path / file), "1.0")) == ["a", "b"]
+    (tmp_path / file).write_bytes(mark + b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    assert questions(load(str(tmp_path / file), "1.0")) == ["a", "b"]
+
+
+def test_file_that_is_no_array_and_no_lines_names_its_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b"[1, 2]\n" + json.dumps(make_row()).encode())
+    assert mistakes_of(str(tmp_path / "d.jsonl"), "1.0") == [
+        f"{tmp_path}/d.jsonl line 1: a row must be a JSON object, got list"
+    ]
+    (tmp_path / "d.jsonl").write_bytes(json.dumps([make_row(), 3]).encode())
+    assert mistakes_of(str(tmp_path / "d.jsonl"), "1.0") == [
+        f"{tmp_path}/d.jsonl row 2: a row must be a JSON object, got int"
+    ]
+    (tmp_path / "d.jsonl").write_bytes(json.dumps(make_row()).encode("utf-16"))
+    assert mistakes_of(str(tmp_path / "d.jsonl"), "1.0") == [
+        f"{tmp_path}/d.jsonl: is written in UTF-16. Save it as UTF-8"
+    ]
