@@ -310,7 +310,7 @@ def test_ground_truth_that_json_does_not_know_is_named_with_its_row(tmp_path: Pa
 @pytest.mark.parametrize("column", ["env_config", "tools"])
 @pytest.mark.parametrize("value", [*NO_JSON, Decimal("42.5")])
 def test_other_column_that_json_does_not_know_is_named_with_its_row(tmp_path: Path, column: str, value: object) -> None:
-    rows = [make_row(**{column: {"env_name": "x", "value": value}})]
+    rows = [make_row() | {column: {"env_name": "x", "value": value}}]
     reader = RowReader(facts=dict)
     (mistake,) = mistakes_of(write_parquet(tmp_path / "d.parquet", rows), "1.0", reader=reader)
     assert mistake.startswith(f"{tmp_path}/d.parquet row 1: {column!r} is no value of JSON")
