@@ -178,9 +178,9 @@ def _with_exact_floats(table: "pa.Table") -> "pa.Table":
 
 def _hub(name: str, settings: str, split: str, columns: Columns | None, cache_dir: str | None) -> Iterator[RawRow]:
     dataset = _load_hub(name, settings, split, cache_dir)
-    dataset = dataset.select_columns(_columns_to_read(list(dataset.column_names), columns))
-    short = [name for name, feature in (dataset.features or {}).items() if getattr(feature, "dtype", None) == "float32"]
-    for number, values in enumerate(dataset, start=1):
+    names = _columns_to_read(list(dataset.column_names), columns)
+    short = [name for name in names if getattr(dataset.features[name], "dtype", None) == "float32"]
+    for number, values in enumerate(dataset.select_columns(names), start=1):
         row = dict(values)  # type: ignore[call-overload]
         for name in short:  # 0.1, and not 0.10000000149011612
             row[name] = None if row[name] is None else float(str(np.float32(row[name])))
