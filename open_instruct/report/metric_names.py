@@ -298,13 +298,27 @@ SECTIONS: dict[str, list[Metric]] = {
         *(
             Metric(name, "count of the fully async policy, since the start of the process")
             for name in (
-                *("dropped_samples", "dropped_stale_samples", "dropped_timeouts", "engine_restarts"),
-                *("generation_errors", "generation_timeouts", "global_steps"),
+                *("dropped_samples", "engine_restarts", "global_steps"),
                 *("param_sync_count", "param_sync_requests", "pause_count", "processed_samples"),
                 *("put_wait_s", "put_waits", "resume_count", "sync_failures", "total_consumed"),
-                *("total_generated_samples", "total_produced"),
+                "total_produced",
             )
         ),
+        Metric(
+            "total_generated_samples",
+            "samples of training that came back from the engines in this process so far, also those that were not scored or were "
+            "too old; without groups whose generation failed",
+        ),
+        Metric(
+            "dropped_stale_samples",
+            "groups thrown away for their age in this process so far, times `--num_samples_per_prompt_rollout`",
+        ),
+        Metric(
+            "generation_errors",
+            "groups of training and evaluation that came back without responses, in this process so far; each attempt counts",
+        ),
+        Metric("generation_timeouts", "of those of training the groups that took longer than `--generation_timeout`"),
+        Metric("dropped_timeouts", "training prompts that were dropped because their last attempt took too long"),
     ],
     "Evolving rubrics": [
         Metric(
