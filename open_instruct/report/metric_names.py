@@ -368,7 +368,11 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric(
             "tools/<…>/avg_calls_per_rollout", "calls of a tool, or of all together (`aggregate`), in a conversation"
         ),
-        Metric("tools/<…>/failure_rate", "share of these calls that were answered with an error"),
+        Metric(
+            "tools/<…>/failure_rate",
+            "share of these calls that were answered with an error. Three names are for calls that no tool has carried out: "
+            "`malformed` (cannot be read), `unknown` (there is no such tool) and `over_limit` (after the last of `max_steps`)",
+        ),
         Metric("tools/<…>/avg_runtime", "seconds that a call took, mean"),
         Metric("tools/<…>/max_runtime", "seconds that a call took in the conversation in which they took most"),
         Metric("env/<…>/<…>", "what an environment says of its episodes at their end, mean"),
