@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 TINY_MODEL = ROOT / "assets" / "tiny_model"
 EASY_SUMS = "reasoning_gym/chain_sum?min_terms=2&max_terms=2&min_digits=2&max_digits=2"
 """What the tiny model can answer now and then. Of tasks that it never gets right it takes prompt after prompt without a step."""
+TINY_MIXTURE = "tiny_mixture"
+"""A mixture of experts with random weights, which `build_random_model.py` makes."""
 SMALL_MODEL = "Qwen/Qwen3-0.6B"
 LARGE_MODEL = "Qwen/Qwen3-4B"
 LARGEST_DIFFERENCE = {"cuda": 0.05, "cpu": 1e-3}
@@ -97,6 +99,10 @@ def needs_gpu(here: Surroundings) -> str:
     return "" if here.kind == "cuda" else "needs a GPU, and the hub or --random_models"
 
 
+def needs_streams(here: Surroundings) -> str:
+    return "" if here.kind == "cuda" else "needs a GPU, because CPU has no streams"
+
+
 @dataclass(frozen=True)
 class Step:
     name: str
@@ -118,14 +124,15 @@ def training(
 
     def command(here: Surroundings) -> list[str]:
         short: list[object] = ["--model_name_or_path", model, "--output_dir", here.output_dir / name]
-        if model == TINY_MODEL:
+        if model in (TINY_MODEL, TINY_MIXTURE):
             short += ["--response_length", 64, "--pack_length", 1024, "--total_episodes", 640]
             short += ["--dataset_mixer_list", f"{EASY_SUMS}&size=8000&seed=7", 1.0]
             short += ["--dataset_mixer_eval_list", f"{EASY_SUMS}&size=64&seed=20240", 1.0]
         short += ["--weight_transport", "shm"] if here.kind == "cpu" else on_gpu
         script = ROOT / "scripts" / "train" / "debug" / "single_gpu.sh"
         words = [str(word) for word in ("bash", script, *short, *options)]
-        return with_random_weights(here, str(model), words) if here.random_models and model != TINY_MODEL else words
+        is_random = model == TINY_MIXTURE or (here.random_models and model != TINY_MODEL)
+        return with_random_weights(here, str(model), words) if is_random else words
 
     return command
 
@@ -208,6 +215,33 @@ def last_line(name: str) -> Callable[[Surroundings], Outcome]:
     return judge
 
 
+STREAM = """
+import torch
+from vllm.utils.torch_utils import current_stream
+from open_instruct.device import current_device
+current_device(kind="cuda").keep_current_stream()
+assert current_stream() == torch.cuda.default_stream(), "vLLM has made a stream of its own"
+assert torch.cuda.current_stream() == torch.cuda.default_stream(), "vLLM has made another stream current"
+print("a learner stays on the default stream")
+"""
+FUSION = """
+import shutil, subprocess, time; start = time.monotonic()
+from vllm.utils.flashinfer import has_flashinfer
+is_there = has_flashinfer()
+if is_there:
+    import flashinfer.comm
+compiler = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout if shutil.which(compiler) else ""
+nvcc = "nvcc " + version.rpartition("release ")[2].partition(",")[0] if version else "no nvcc"
+fused = "on: FlashInfer compiles it at the first start" if is_there else "off"
+print(f"all-reduce fusion of tensor parallelism {fused}; {nvcc}; imported in {time.monotonic() - start:.0f} s")
+"""
+
+
+def python(code: str) -> Callable[[Surroundings], list[str]]:
+    return lambda here: [sys.executable, "-c", code]
+
+
 def tests_command(here: Surroundings) -> list[str]:
     names = ["test_device.py", "learners/test_on_gpu.py", "learners/test_logprobs.py", "algorithms"]
     return [sys.executable, "-m", "pytest", "-q", "-m", "gpu or not slow", *(f"tests/{name}" for name in names)]
@@ -286,7 +320,16 @@ LEVEL_2 = ["--engine_sleep_level", 2]
 
 STEPS = [
     Step("machine", "driver, compiler, room", 30, machine_command, judge_machine),
-    Step("imports", "the stack imports", 180, lambda here: [sys.executable, "-c", IMPORTS], last_line("imports")),
+    Step("imports", "the stack imports", 180, python(IMPORTS), last_line("imports")),
+    Step(
+        *("stream", "vLLM leaves a learner on its stream when it joins a group over NCCL", 60),
+        *(python(STREAM), last_line("stream")),
+        left_out=needs_streams,
+    ),
+    Step(
+        *("fusion", "whether vLLM would compile FlashInfer's all-reduce for tensor parallelism, and with what", 120),
+        *(python(FUSION), last_line("fusion")),
+    ),
     Step(
         "tests",
         "tests of device, log-probs and loss, and of learners on the GPU",
@@ -317,6 +360,11 @@ STEPS = [
     Step(
         *("zero_3", "tiny model: ZeRO 3, engine sleeps at level 2", 200),
         *(training("zero_3", "--deepspeed_stage", 3, *LEVEL_2, *NO_EVALUATION), trained("zero_3", 5)),
+    ),
+    Step(
+        *("mixture", "tiny mixture of experts: ZeRO 2, engine sleeps at level 2", 200),
+        training("mixture", "--deepspeed_stage", 2, *LEVEL_2, *NO_EVALUATION, model=TINY_MIXTURE),
+        trained("mixture", 5),
     ),
     Step(
         *("lora", "tiny model: an adapter is trained, the engine gets merged weights", 200),

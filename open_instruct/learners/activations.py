@@ -79,6 +79,14 @@ def activation_bytes(model: Any, args: GRPOConfig, device: Device) -> int:
     return kept + of_head + LOGIT_COPIES * FLOAT32_BYTES * chunk
 
 
+def head_gradient_bytes(model: Any) -> int:
+    """Bytes of the head's gradient while `logprobs._ChunkedLogProbs` computes it: their sum in float32, and at the same time the
+    product of one chunk, then the gradient, in the dtype of the weights. All kept activations are still there. 0 if the head is
+    not trained."""
+    weight = model.get_output_embeddings().weight
+    return (FLOAT32_BYTES + weight.dtype.itemsize) * weight.numel() if weight.requires_grad else 0
+
+
 def num_micro_batch_tokens(args: GRPOConfig) -> int:
     """Tokens of the largest micro-batch on one learner."""
     return -(-args.per_device_train_batch_size * args.pack_length // args.sequence_parallel_size)

@@ -58,6 +58,23 @@ class CheckpointFormat:
             )
 
 
+def stacked_elements(model: torch.nn.Module) -> int:
+    """Elements of the parameters that are made of several tensors of the checkpoint, such as the experts of a layer.
+
+    Args:
+        model: a model on torch's meta device.
+    """
+    with_adapter = ((merged_name(full_name), parameter) for full_name, parameter in model.named_parameters())
+    parameters = {name: parameter for name, parameter in with_adapter if name is not None}
+    converted = CheckpointFormat(model)
+    num_elements = 0
+    for group in converted.groups:
+        for name in group:
+            if name in parameters and len(converted.convert({name: _on_meta(parameters[name])})) > 1:
+                num_elements += parameters[name].numel()
+    return num_elements
+
+
 def _keep_used_conversions(model: Any) -> None:
     """Drop conversions that matched nothing in the checkpoint.
 

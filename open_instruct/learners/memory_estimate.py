@@ -11,8 +11,8 @@ from typing import Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.device import Device
 from open_instruct.device_memory import power_of_two
-from open_instruct.learners.activations import CannotCount, activation_bytes, model_on_meta
-from open_instruct.learners.checkpoint_format import CheckpointFormat
+from open_instruct.learners.activations import CannotCount, activation_bytes, head_gradient_bytes, model_on_meta
+from open_instruct.learners.checkpoint_format import CheckpointFormat, stacked_elements
 from open_instruct.learners.lora import Adapters
 from open_instruct.weight_transports import RAY_OBJECT
 
@@ -56,7 +56,8 @@ class LearnerMemory:
     weights: int
     """At ZeRO stage 3 this learner's share (and its share of `deepspeed_zpg`), and the weights that are gathered."""
     gradients: int
-    """The sum of gradients, and the copies that DeepSpeed sends."""
+    """The sum of gradients, and the larger of the copies that DeepSpeed sends and the gradient of the head in float32, which is
+    computed before anything is sent."""
     optimizer: int
     """Moments, and the fp32 master weights where they are separate from the weights."""
     reference: int
@@ -69,6 +70,9 @@ class LearnerMemory:
     """What a learner on a GPU needs in main memory in addition; nothing on CPU."""
     why_unknown: str = ""
     """Why `activations` is None."""
+    stacked: int = 0
+    """Bytes of main memory that only the first learner takes, while it loads a mixture of experts at stage 3: the experts, which
+    the checkpoint holds one by one (`stage3_loading.py`)."""
     sent: int = 0
     """The weights that engines get in an update: all, or only adapters. Not in the total, because they are in shared memory."""
 
@@ -99,6 +103,7 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
         activations=activations,
         program=PROCESS_BYTES if device.kind == "cpu" else 0,
         why_unknown=why_unknown,
+        stacked=states.item * stacked_elements(model) if states.stage == 3 else 0,
         sent=states.item * (states.num_trained if _sends_adapters_alone(model, args, device) else states.num_weights),
     )
     main = MainMemory(
@@ -120,6 +125,7 @@ class _States:
         trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
         self.num_weights, self.num_trained = sum(parameter.numel() for parameter in model.parameters()), sum(trained)
         self.largest = max(trained)
+        self.head_gradient = head_gradient_bytes(model)
         self.args, self.item = args, device.torch_dtype.itemsize
         self.stage = args.deepspeed_stage if self.item == FULL else max(args.deepspeed_stage, 2)
         self.shares_of_weights = args.num_learners if self.stage == 3 else 1
@@ -180,11 +186,20 @@ class _States:
 
     @property
     def buckets(self) -> int:
-        """Gradient copies for sending. With offload at stage 3, the part of a bucket that is added up returns to the device."""
-        of_element = self.item * (1 if self.stage == 0 else 2) + (FULL if self.item != FULL else 0)
+        """Gradient copies for sending, or in their place the head's gradient, which is computed before. With offload at stage 3,
+        the part of a bucket that is added up returns to the device."""
+        held = 0 if self.stage == 0 else self.item
         bucket = min(self.num_trained, BUCKET_ELEMENTS)
         comes_back = FULL * bucket // self.args.num_learners if self.offloads and self.stage == 3 else 0
-        return of_element * bucket + comes_back
+        return held * bucket + max((self.item + self.in_float32) * bucket, self.head_gradient) + comes_back
+
+    @property
+    def in_float32(self) -> int:
+        """Bytes in float32 of each weight of a bucket that is sent in 16-bit training: the gradients, which at stage 3 are also
+        put together if there are other learners (`reduce_scatter_coalesced`)."""
+        if self.item == FULL:
+            return 0
+        return 2 * FULL if self.stage == 3 and self.args.num_learners > 1 else FULL
 
     @property
     def exact_reference(self) -> int:

@@ -1,5 +1,6 @@
 """Loads and prepares the models of a learner: the policy and the reference."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from open_instruct.learners.deepspeed_setup import deepspeed_config, engine_arou
 from open_instruct.learners.logprobs import LogProbModel
 from open_instruct.learners.lora import add_adapter, leave_frozen_out_of_checkpoints
 from open_instruct.learners.sequence_parallel import ATTENTION, SequenceParallel
+from open_instruct.learners.stage3_loading import experts_on_rank_0
 
 KINDS_OF_BATCHES = 64
 """Most variants of a layer that torch compiles: with and without gradient, one row or several, and the like. Torch's own limit is
@@ -81,13 +83,14 @@ def _load_model(
     plain = "sdpa" if device.attn_implementation == FLASH else device.attn_implementation
     # As long as this object lives, Transformers divides the weights among the ranks as they are read.
     zero3 = HfDeepSpeedConfig(config) if args.deepspeed_stage == 3 else None
-    model = AutoModelForCausalLM.from_pretrained(
-        args.model_name_or_path,
-        revision=args.model_revision,
-        trust_remote_code=args.trust_remote_code,
-        dtype=device.torch_dtype,
-        attn_implementation=ATTENTION if sequence_parallel else plain,
-    )
+    with nullcontext() if zero3 is None else experts_on_rank_0(torch.distributed.get_rank()):
+        model = AutoModelForCausalLM.from_pretrained(
+            args.model_name_or_path,
+            revision=args.model_revision,
+            trust_remote_code=args.trust_remote_code,
+            dtype=device.torch_dtype,
+            attn_implementation=ATTENTION if sequence_parallel else plain,
+        )
     del zero3
     _, reason = attention_that_fits(model.config, device.attn_implementation, trusted=args.trust_remote_code)
     if reason:  # `grpo_fast.settled` prevents it; a program that makes its own learners may not have called it

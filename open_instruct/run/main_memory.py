@@ -26,6 +26,7 @@ class NodeLoad:
     """Number of engine workers."""
     memory_bytes: int | None
     """Main memory of the node; None if it is not known."""
+    has_first_learner: bool = False
 
 
 def node_loads(learners: Iterable[str], workers: Iterable[str]) -> list[NodeLoad]:
@@ -34,6 +35,7 @@ def node_loads(learners: Iterable[str], workers: Iterable[str]) -> list[NodeLoad
     For its own machine this process knows the memory. For other machines Ray knows how much was free when Ray started there.
     """
     own = ray.get_runtime_context().get_node_id()
+    learners = list(learners)
     num_learners, num_workers = Counter(learners), Counter(workers)
     known: dict[str, Any] = {node["NodeID"]: node for node in ray.nodes()}
     return [
@@ -42,6 +44,7 @@ def node_loads(learners: Iterable[str], workers: Iterable[str]) -> list[NodeLoad
             num_learners[node],
             num_workers[node],
             memory_of_machine_bytes() if node == own else _free_at_start(known[node]["Resources"]),
+            has_first_learner=node in learners[:1],
         )
         for node in num_learners | num_workers
     ]
@@ -77,9 +80,13 @@ def shared_bytes(args: GRPOConfig, learner: "LearnerMemory", load: NodeLoad) -> 
 
 
 def node_bytes(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory", load: NodeLoad) -> int:
-    """Main memory that the run takes on a node, without parts that are not known."""
+    """Most main memory that the run takes on a node at a time, without parts that are not known. While learners load they have no
+    moments and gradients, but the first of them holds the experts of a mixture (`LearnerMemory.stacked`)."""
     if args.device.kind == "cpu":
-        each_learner, each_worker = learner.total, engine.total
+        each_learner, each_worker, loading = learner.total, engine.total, learner.weights + learner.program
     else:
         each_learner, each_worker = learner.in_main_memory.total, engine_worker_bytes(args, engine)
-    return load.num_learners * each_learner + load.num_workers * each_worker + shared_bytes(args, learner, load)
+        loading = learner.in_main_memory.weights
+    of_learners = load.num_learners * each_learner + shared_bytes(args, learner, load)
+    of_loading = load.num_learners * loading + learner.stacked * load.has_first_learner
+    return max(of_learners, of_loading) + load.num_workers * each_worker

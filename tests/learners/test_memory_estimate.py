@@ -1,18 +1,24 @@
 """What `--dry_run` says about memory: counted by hand for a small model. `benchmarks/memory.py` compares it with real runs."""
 
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import TIMEOUT_S, make_args
+from model_families import family_config
 from ranks import Rank, started_ranks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from open_instruct.device import Device, current_device
 from open_instruct.engines.engine_memory import cache_bytes_per_token, engine_memory
-from open_instruct.learners import deepspeed_setup, memory_estimate
+from open_instruct.learners import activations, deepspeed_setup, memory_estimate
 from open_instruct.learners.activations import CannotCount
 from open_instruct.learners.deepspeed_setup import engine_around
+from open_instruct.learners.logprobs import chunked_log_probs
 from open_instruct.learners.memory_estimate import STATES, LearnerMemory, MainMemory, learner_memory
 from open_instruct.learners.models import build_engine
 from open_instruct.learners.optimizer_step import torch_optimizer
@@ -82,7 +88,8 @@ def test_what_is_kept_in_main_memory_takes_none_of_the_gpu(num_weights: int) -> 
     moments = counted(GPU, **options, deepspeed_offload_optimizer=True)
     share = num_weights // 4
     assert plain.optimizer > moments.optimizer == 0
-    assert moments.gradients == (2 * 2 + 4) * num_weights + 4 * share  # buckets, and the part of one that is added up
+    # Buckets, their two copies in float32, and the part of one that is added up.
+    assert moments.gradients == (2 * 2 + 4 + 4) * num_weights + 4 * share
     assert moments.in_main_memory == MainMemory(optimizer=12 * share, gradients=(4 + 4) * share)
     weights = counted(GPU, **options, deepspeed_offload_param=True)
     assert plain.weights - weights.weights == 2 * share
@@ -138,6 +145,80 @@ def test_an_adapter_takes_little_and_its_reference_nothing(num_weights: int) -> 
     assert said.optimizer < 0.1 * 8 * num_weights
 
 
+def test_other_learners_need_gradients_in_float32_once_more(num_weights: int) -> None:
+    """DeepSpeed puts the bucket together before the learners add it up."""
+    alone, two = (counted(GPU, deepspeed_stage=3, num_learners_per_node=[number]) for number in (1, 2))
+    assert alone.gradients == (4 + 2 * 2 + 4) * num_weights
+    assert two.gradients == 4 * (num_weights // 2) + (2 * 2 + 4 + 4) * num_weights
+    in_float32 = counted(CPU, deepspeed_stage=3, num_learners_per_node=[2])
+    assert in_float32.gradients == 4 * (num_weights // 2) + 2 * 4 * num_weights
+
+
+@pytest.mark.parametrize(("num_learners", "copies"), [(1, 4 + 2), (2, 4 + 4 + 2)])
+def test_the_head_s_gradient_counts_where_it_is_larger_than_what_is_sent(
+    monkeypatch: pytest.MonkeyPatch, num_weights: int, num_learners: int, copies: int
+) -> None:
+    """As with a head of 622 million weights (8B), and buckets of 500 million. The sum in float32 and a product in 16 bits take 6
+    bytes for each weight of the head."""
+    head = 300 * 64  # the tiny model's words and width
+    model = memory_estimate.model_on_meta(make_args(), GPU)
+    assert activations.head_gradient_bytes(model) == (4 + 2) * model.get_output_embeddings().weight.numel()
+    monkeypatch.setattr(memory_estimate, "head_gradient_bytes", lambda _: (4 + 2) * head)
+    for bucket in (head // 10, head * 10):
+        monkeypatch.setattr(memory_estimate, "BUCKET_ELEMENTS", bucket)
+        said = counted(GPU, deepspeed_stage=3, num_learners_per_node=[num_learners])
+        sent = min(bucket, num_weights)
+        expected = 2 * sent + max(copies * sent, 6 * head)
+        assert said.gradients == 4 * (num_weights // num_learners) + expected
+
+
+def test_a_head_that_is_not_trained_has_no_gradient() -> None:
+    model = memory_estimate.model_on_meta(make_args(use_peft=True, lora_r=2), GPU)
+    assert activations.head_gradient_bytes(model) == 0
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of tensors that exist at once, apart from those that existed before."""
+
+    def __init__(self, *before: torch.Tensor) -> None:
+        super().__init__()
+        self._held = {tensor.untyped_storage()._cdata: 0 for tensor in before}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple) else (made,):
+            if isinstance(tensor, torch.Tensor) and (key := tensor.untyped_storage()._cdata) not in self._held:
+                self._held[key] = tensor.untyped_storage().nbytes()
+                weakref.finalize(tensor.untyped_storage(), self._held.pop, key, None)
+                self.peak = max(self.peak, sum(self._held.values()))
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_head_s_gradient_takes_what_is_counted(dtype: torch.dtype) -> None:
+    num_words, width, chunk = 4096, 256, 4096
+    hidden = torch.randn(8, width, dtype=dtype, requires_grad=True)
+    head = torch.nn.Linear(width, num_words, bias=False, dtype=dtype)
+    logprobs, _ = chunked_log_probs(hidden, head.weight, torch.randint(0, num_words, (8, 1)), chunk_elements=chunk)
+    with _Live(hidden, head.weight) as live:
+        logprobs.sum().backward()
+    counted_bytes = activations.head_gradient_bytes(SimpleNamespace(get_output_embeddings=lambda: head))
+    chunk_bytes = activations.LOGIT_COPIES * activations.FLOAT32_BYTES * chunk
+    assert counted_bytes < live.peak < counted_bytes + 2 * chunk_bytes
+
+
+def test_the_first_learner_stacks_experts_while_it_loads(num_weights: int, tmp_path: Path) -> None:
+    config = family_config("qwen3_moe")
+    config.save_pretrained(tmp_path)
+    experts = config.num_hidden_layers * config.num_experts * 3 * config.moe_intermediate_size * config.hidden_size
+    options = {"model_name_or_path": str(tmp_path), "num_learners_per_node": [8]}
+    assert counted(GPU, **options, deepspeed_stage=3).stacked == 2 * experts
+    assert counted(GPU, **options, deepspeed_stage=3, use_peft=True).stacked == 2 * experts
+    assert counted(GPU, **options, deepspeed_stage=2).stacked == 0
+    assert counted(GPU, deepspeed_stage=3, num_learners_per_node=[8]).stacked == 0
+
+
 def test_activations_that_cannot_be_counted_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> int:
         raise CannotCount("it asks for numbers")
@@ -152,13 +233,13 @@ def test_activations_that_cannot_be_counted_are_not_known(monkeypatch: pytest.Mo
 
 
 def test_activations_grow_with_tokens_and_shrink_with_checkpointing() -> None:
-    def activations(**options: Any) -> int:
+    def num_bytes_kept(**options: Any) -> int:
         return counted(CPU, response_length=32, **options).activations or 0
 
-    few, many = (activations(pack_length=length) for length in (512, 2048))
+    few, many = (num_bytes_kept(pack_length=length) for length in (512, 2048))
     assert 3 < many / few < 5
-    assert 0 < activations(pack_length=2048, gradient_checkpointing=True) < 0.75 * many
-    shared = activations(pack_length=2048, sequence_parallel_size=2, num_learners_per_node=[2])
+    assert 0 < num_bytes_kept(pack_length=2048, gradient_checkpointing=True) < 0.75 * many
+    shared = num_bytes_kept(pack_length=2048, sequence_parallel_size=2, num_learners_per_node=[2])
     assert shared == pytest.approx(many / 2, rel=0.1)
 
 

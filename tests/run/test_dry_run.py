@@ -220,6 +220,17 @@ def test_main_memory_of_a_node_is_that_of_its_learners_and_engines(
     assert node_bytes(args, learner, ENGINE, NodeLoad("10.0.0.1", *load, None)) == needed_gib * GIB
 
 
+def test_experts_are_in_main_memory_once_while_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture of 30 billion weights in 16 bits on 8 learners: 58 GiB on the node of the first one, not 464, nor on others."""
+    args = options_on(monkeypatch, GPU, deepspeed_stage=3, num_learners_per_node=[8, 8])
+    learner = learner_of(9 * GIB, stacked=58 * GIB)
+    first, second = NodeLoad("10.0.0.1", 8, 0, None, has_first_learner=True), NodeLoad("10.0.0.2", 8, 0, None)
+    assert [node_bytes(args, learner, ENGINE, load) for load in (first, second)] == [58 * GIB, 0]
+    offloads = replace(learner, in_main_memory=MainMemory(optimizer=10 * GIB, weights=2 * GIB))
+    assert node_bytes(args, offloads, ENGINE, first) == 8 * 12 * GIB  # more than 8 x 2 + 58 while they load
+    assert node_bytes(args, replace(offloads, stacked=90 * GIB), ENGINE, first) == (8 * 2 + 90) * GIB
+
+
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "cuda"])
 def test_what_does_not_fit_in_main_memory_is_said_with_the_node(
     monkeypatch: pytest.MonkeyPatch, device: Device
@@ -268,7 +279,7 @@ def test_a_node_has_what_ray_found_free_there(monkeypatch: pytest.MonkeyPatch) -
     ray = SimpleNamespace(nodes=lambda: [own, other, silent], get_runtime_context=lambda: context)
     monkeypatch.setattr(main_memory, "ray", ray)
     assert node_loads(["own", "other", "other"], ["other", "silent"]) == [
-        NodeLoad("address of own", 1, 0, memory_of_machine_bytes()),
+        NodeLoad("address of own", 1, 0, memory_of_machine_bytes(), has_first_learner=True),
         NodeLoad("address of other", 2, 1, 8),
         NodeLoad("address of silent", 0, 1, None),
     ]
