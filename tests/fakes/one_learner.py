@@ -29,7 +29,7 @@ class Learner:
         self.module = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, dtype=torch.float32)
         self.model = LogProbModel(self.module)
         self.source = DeepSpeedWeightSource(self.module, zero_stage=0)
-        options = LinkOptions(1, 60.0, 60.0, process_group.free_address)
+        options = LinkOptions(args.vllm_tensor_parallel_size, 60.0, 60.0, process_group.free_address)
         self.link = WeightLink(self.source, args.device, rank=0, world_size=1, options=options)
         self.version = 0
 

@@ -15,6 +15,7 @@ from ranks import Rank, started_ranks
 
 from open_instruct.device import current_device
 from open_instruct.learners.models import _load_model
+from open_instruct.learners.stage3_loading import experts_on_rank_0
 
 MIB = 2**20
 NUM_RANKS = 2
@@ -40,6 +41,30 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(ray_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
     with started_ranks(ray_session, NUM_RANKS, tmp_path_factory.mktemp("ranks"), __name__) as ranks:
         yield ranks
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_other_ranks_stack_shapes_alone(mixture: Path, rank: int) -> None:
+    """The experts have no numbers on other ranks; the router's buffer has, because every rank copies its own."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.integrations import deepspeed
+
+    model = AutoModelForCausalLM.from_pretrained(mixture, dtype=torch.float32)
+    before = deepspeed._apply_weight_conversions_to_state_dict
+    with experts_on_rank_0(rank):
+        tensors = deepspeed._apply_weight_conversions_to_state_dict(
+            model, load_file(mixture / "model.safetensors"), get_model_conversion_mapping(model)
+        )
+    assert deepspeed._apply_weight_conversions_to_state_dict is before
+    expected = model.state_dict()
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {n: t.shape for n, t in expected.items()}
+    stacked = {name for name, tensor in tensors.items() if tensor.device.type == "meta"}
+    assert stacked == (
+        {f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")} if rank else set()
+    )
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected.keys() - stacked)
 
 
 def loaded(rank: Rank, path: str) -> tuple[float, dict[str, torch.Tensor]]:

@@ -34,11 +34,16 @@ LONG = SamplingConfig(max_tokens=MAX_MODEL_LEN - 48, n=2, seed=3, ignore_eos=Tru
 class Cluster:
     """Engines whose cores are processes of their own, and a learner."""
 
-    def __init__(self, ray: Any, transport: str, num_engines: int, model: str) -> None:
+    def __init__(self, ray: Any, transport: str, num_engines: int, model: str, num_workers: int = 1) -> None:
         from open_instruct.run import rollout_manager
 
         self.ray = ray
-        args = make_args(model_name_or_path=model, vllm_num_engines=num_engines, weight_transport=transport)
+        args = make_args(
+            model_name_or_path=model,
+            vllm_num_engines=num_engines,
+            vllm_tensor_parallel_size=num_workers,
+            weight_transport=transport,
+        )
         self.queues = rollout_manager.create_queues(args)
         self.engines = rollout_manager.create_rollout_engines(
             args, None, queues=self.queues, max_model_len=MAX_MODEL_LEN
@@ -86,8 +91,8 @@ def own_process() -> Iterator[None]:
 def make_cluster(own_process: None, ray_session: Any, tied_model: str) -> Iterator[MakeCluster]:
     clusters: list[Cluster] = []
 
-    def make(transport: str, num_engines: int = 1) -> Cluster:
-        clusters.append(Cluster(ray_session, transport, num_engines, tied_model))
+    def make(transport: str, num_engines: int = 1, num_workers: int = 1) -> Cluster:
+        clusters.append(Cluster(ray_session, transport, num_engines, tied_model, num_workers))
         return clusters[-1]
 
     yield make
@@ -175,6 +180,33 @@ def test_an_engine_in_an_update_does_not_stand_still(one_engine: Cluster, prompt
     assert (inventory["state"], inventory["idle_s"]) == ("updating", 0.0)
     one_engine.learner.send()
     assert len(one_engine.results(1)) == 1
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_engines", [1, 2])
+def test_each_worker_of_an_engine_joins_the_group_by_itself(
+    make_cluster: MakeCluster, prompts: list[np.ndarray], num_engines: int
+) -> None:
+    """With tensor parallelism 2 the learner is rank 0, and the workers of two engines are ranks 1 to 4. Each worker takes its
+    part of every weight. Where an engine has died, the workers of the other one are let go, and join a new group."""
+    cluster = make_cluster("gloo", num_engines=num_engines, num_workers=2)
+    learner, engines = cluster.learner, range(num_engines)
+    assert learner.connect(*engines) == {}
+    for version in (1, 2):
+        assert learner.send().confirmed == dict.fromkeys(engines, version)
+        for number in engines:
+            assert learner.difference(number, prompts[:2]) < 1e-4
+    if num_engines == 1:
+        return
+    os.kill(cluster.pids[1], signal.SIGKILL)
+    report = learner.send()
+    assert report.confirmed == {}
+    assert 1 in report.failures
+    assert learner.connect(0) == {}
+    assert learner.send().confirmed == {0: 4}
+    assert learner.difference(0, prompts[:2]) < 1e-4
 
 
 # --- an engine that dies in the middle --------------------------------------------------------------------------------
