@@ -129,7 +129,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         raise UnusableDirectory(
             f"--output_dir {args.output_dir}: {describe(error)}. Remove it, or give another one."
         ) from error
-    logger.debug("command: %s", command_of(args) or "none: the options come from another program")
+    logger.info("command: %s", command_of(args) or "none: the options come from another program")
     if of_earlier_run:
         logger.warning("%s", of_earlier_run)
     if args.send_slack_alerts and not slack_address():
