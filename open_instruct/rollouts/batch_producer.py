@@ -7,6 +7,7 @@ are masked (`masked`). If a step of 8 groups is left without a token to train on
 `--active_sampling` it takes as many further groups as were left out, until 8 are trained on.
 """
 
+import functools
 import logging
 import time
 from dataclasses import fields
@@ -64,13 +65,16 @@ class BatchProducer:
         """The groups of each step that is not trained yet, by the number of the step."""
         self.assembly: StepAssembly | None = None
         """The step that is being put together."""
-        self._traces = StepTraces(args, requests.train, tokenizer) if args.save_traces else None
         self._isolation = Isolation("showing what was sampled")
         self._seen_by_cleanup = 0
         """`num_stale_discarded` when discarded groups were last removed from `groups`."""
         self._reported_stale = 0
         """`num_stale_discarded` when the metrics of the last step were made."""
         self._over_issue = OverIssueBias()
+
+    @functools.cached_property
+    def _traces(self) -> StepTraces | None:
+        return StepTraces(self._args, self._requests.train, self._tokenizer) if self._args.save_traces else None
 
     def packing_thread(self) -> None:
         """The thread. It takes scored groups and puts the training data of each step into the message queue, waiting for room."""
