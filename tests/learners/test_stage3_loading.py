@@ -97,6 +97,7 @@ def loaded(rank: Rank, path: str) -> tuple[float, dict[str, torch.Tensor]]:
     return (peak[0] - before) / MIB, weights
 
 
+@pytest.mark.extended
 def test_only_rank_0_holds_the_experts_while_they_load(ray_session: Any, ranks: list[Any], mixture: Path) -> None:
     from transformers import AutoModelForCausalLM
 
