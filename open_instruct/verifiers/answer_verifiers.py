@@ -1,6 +1,7 @@
 """Verifiers that read one answer out of a response and compare it with the label: numbers, words, mathematics."""
 
 import functools
+from collections.abc import Iterable
 from fractions import Fraction
 
 from open_instruct.verifiers import math_equivalence
@@ -23,6 +24,16 @@ PLAIN_DIGITS = 18
 def _is_plain(text: str) -> bool:
     """Whether a label is a whole number in digits, as most labels are."""
     return text.isascii() and text.isdecimal() and len(text) <= PLAIN_DIGITS
+
+
+def _fits_a_box(answer: str) -> bool:
+    """Whether a box around this answer surely holds it whole: it has no tags, and each of its braces has a partner."""
+    depth = 0
+    for letter in answer:
+        depth += (letter == "{") - (letter == "}")
+        if depth < 0:
+            return False
+    return depth == 0 and "<" not in answer
 
 
 class GSM8KVerifier(VerifierFunction):
@@ -68,6 +79,10 @@ class StringMatcherVerifier(VerifierFunction):
         if answer is None:
             return VerificationResult(0.0, reasoning="no <answer>...</answer>")
         return VerificationResult(float(normalize_answer(answer) == wanted))
+
+    def responses_with(self, label: object) -> Iterable[str]:
+        text = single_label(label)
+        return (f"<answer>{text}</answer>",) if "<" in text else ()  # only a tag could break this form
 
 
 @functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group share it
@@ -122,6 +137,10 @@ class MathVerifier(VerifierFunction):
     def check_label(self, label: object) -> None:
         _wanted(single_label(label))
 
+    def responses_with(self, label: object) -> Iterable[str]:
+        answer = _wanted(single_label(label))[0]
+        return () if _fits_a_box(answer) else (f"\\boxed{{{answer}}}",)
+
     def prepare(self, dataset: str) -> None:
         math_equivalence.prepare()
 
@@ -134,3 +153,7 @@ class StrictMathVerifier(MathVerifier):
 
     def find_answer(self, prediction: str) -> str | None:
         return final_answer(prediction) or whole_answer(prediction)
+
+    def responses_with(self, label: object) -> Iterable[str]:
+        answer = _wanted(single_label(label))[0]
+        return f"Final Answer: The final answer is ${answer}$. I hope it is correct.", answer

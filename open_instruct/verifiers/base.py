@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +130,27 @@ class VerifierFunction:
         own = bases[: bases.index(VerifierFunction)]
         text = next((cls.__doc__ for cls in own if cls.__doc__), "")
         return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
+
+    def responses_with(self, label: object) -> Iterable[str]:
+        """Responses that state the label itself as the answer, one in each form that the verifier reads.
+
+        A row is refused before a run if all of them score 0, because then no response is right. By default there are none, and
+        the label is not tried. A class derived from a verifier with such responses does not inherit them, because it may read
+        other forms.
+        """
+        return ()
+
+    def try_label(self, label: object) -> None:
+        """Raises `ValueError` if the label matches no spelling of itself (`responses_with`)."""
+        if "responses_with" not in vars(type(self)):
+            return
+        responses = list(self.responses_with(label))
+        if responses and not any(self([], response, label, "").score > 0 for response in responses):
+            raise ValueError(
+                f"no response can match the ground truth {label!r:.80}: {self.name} gives 0 to the label itself, stated as "
+                f"{responses[0]!r:.120}. Give only the answer, without tags, without the words before it, and with all braces "
+                "closed"
+            )
 
     def prepare(self, dataset: str) -> None:
         """Loads everything slow that scoring rows with this value of the `dataset` column needs."""

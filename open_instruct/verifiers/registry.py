@@ -147,8 +147,10 @@ def find_verifier(dataset_name: str, verifiers: Mapping[str, VerifierFunction]) 
 
 
 def check_label(dataset: str, ground_truth: object) -> None:
-    """Raises `ValueError` for a ground truth that the row's verifier cannot use."""
-    find_verifier(dataset, _verifiers()).check_label(ground_truth)
+    """Raises `ValueError` for a ground truth that the row's verifier cannot use, or that no response can match."""
+    verifier = find_verifier(dataset, _verifiers())
+    verifier.check_label(ground_truth)
+    verifier.try_label(ground_truth)
 
 
 def scoring_rule(dataset: str, ground_truth: object) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 
 from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
@@ -34,6 +35,10 @@ class FlanVerifier(VerifierFunction):
         answer = (answer_part(prediction, query) or "").rpartition(FLAN_MARK)[2]
         return VerificationResult(float(normalize_answer(answer) == wanted))
 
+    def responses_with(self, label: object) -> Iterable[str]:
+        text = single_label(label)
+        return (f"{FLAN_MARK}{text}", text) if "<" in text or FLAN_MARK in text else ()
+
 
 class StringF1Verifier(VerifierFunction):
     """Overlap of the response's words, after the thoughts, with the label's words. With several labels, the best overlap."""
@@ -46,6 +51,10 @@ class StringF1Verifier(VerifierFunction):
         answer = behind_thoughts(prediction, query)
         return VerificationResult(max(f1(answer, wanted) for wanted in _texts(label)))
 
+    def responses_with(self, label: object) -> Iterable[str]:
+        texts = _texts(label)
+        return texts if any("<" in text for text in texts) else ()
+
 
 class PuzzleVerifier(VerifierFunction):
     """1 if the response, after its thoughts and without answer tags, equals the label."""
@@ -56,6 +65,10 @@ class PuzzleVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         return VerificationResult(float(normalize_answer(behind_thoughts(prediction, query)) == _words_of(label)))
+
+    def responses_with(self, label: object) -> Iterable[str]:
+        text = single_label(label)
+        return (text,) if "<" in text else ()
 
 
 class ReSearchVerifier(VerifierFunction):
@@ -71,6 +84,10 @@ class ReSearchVerifier(VerifierFunction):
             raise ValueError(f"a re_search ground truth must hold a word or a number, got {label!r:.80}")
         answer = first_finished(answer_part(prediction, query) or "")
         return VerificationResult(float(answer is not None and normalize_answer(answer) in wanted))
+
+    def responses_with(self, label: object) -> Iterable[str]:
+        texts = _texts_in_json(label)
+        return [f"{FINISH}{text}{END_FINISH}" for text in texts] if any("<" in text for text in texts) else ()
 
 
 class ReSearchF1Verifier(VerifierFunction):
@@ -90,6 +107,10 @@ class ReSearchF1Verifier(VerifierFunction):
         if not answer:
             return VerificationResult(0.0, reasoning=f"no {FINISH}…{END_FINISH}")
         return VerificationResult(max(f1(answer, wanted) for wanted in labels) or ALMOST)
+
+    def responses_with(self, label: object) -> Iterable[str]:
+        texts = _texts_in_json(label)
+        return [f"{FINISH}{text}{END_FINISH}" for text in texts] if any("<" in text for text in texts) else ()
 
 
 class MaxLengthVerifier(VerifierFunction):

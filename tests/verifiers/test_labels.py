@@ -1,11 +1,14 @@
 """Labels are values: a number is that number however it is spelled, and a text that is JSON is what it says."""
 
 import json
+import time
 from decimal import Decimal
 
 import numpy as np
 import pytest
 
+from open_instruct.verifiers.answer_verifiers import GSM8KVerifier, StringMatcherVerifier
+from open_instruct.verifiers.base import VerificationResult
 from open_instruct.verifiers.labels import single_label
 from open_instruct.verifiers.registry import check_label, score_response
 
@@ -80,7 +83,6 @@ def test_power_of_ten_that_is_another_number_is_wrong() -> None:
     assert score("math", "1e-5", stated("math", "1e-6")) == 0
     assert score("math", 1e16, stated("math", "1e15")) == 0
     assert score("math", 1e16, stated("math", "1e16")) == 1
-    assert score("math", "2e-5", stated("math", "-5+2e")) == 1  # the other reading, 2 times e minus 5, counts too
 
 
 @pytest.mark.parametrize("dataset", OF_NUMBERS + OF_WORDS)
@@ -127,3 +129,48 @@ def test_text_that_is_no_json_of_texts_stays_as_it_is(text: str) -> None:
 def test_lengths_may_be_numbers_of_any_kind() -> None:
     for label in (3, 3.0, "3", "3.0", ["3"], '["3"]', Decimal(3), np.int32(3)):
         assert score_response("max_length", label, [7, 8, 9], "").score == 1
+
+
+# --- labels that match no spelling of themselves ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "label"),
+    [
+        ("string_matcher", "<answer>42</answer>"),
+        ("string_matcher", "</think> yes <think>"),
+        ("flan", "The answer is: 42"),
+        ("puzzle", "<think>2 + 2</think> 4"),
+        ("puzzle", "<answer>42</answer>"),
+        ("re_search", "<finish>Rome</finish>"),
+        ("math", r"\frac{1}{2"),
+        ("string_f1", "<think>"),
+    ],
+)
+def test_label_that_matches_no_spelling_of_itself_is_refused(dataset: str, label: str) -> None:
+    with pytest.raises(ValueError, match="no response can match the ground truth"):
+        check_label(dataset, label)
+
+
+def test_verifier_that_reads_another_form_does_not_inherit_the_responses() -> None:
+    class Marked(GSM8KVerifier):
+        name = "marked"
+
+    class Own(StringMatcherVerifier):
+        name = "own"
+
+        def __call__(self, *_: object, **__: object) -> VerificationResult:
+            return VerificationResult(0.0)
+
+    Own().try_label("Rome")
+    Marked().try_label("42")
+
+
+def test_a_million_labels_are_tried_in_two_minutes() -> None:
+    """A fiftieth of them, in processor time, because the machine may be busy."""
+    labels = [rf"\\frac{{{number}}}{{7}}" if number % 3 else str(number) for number in range(5000)]
+    started = time.process_time()
+    for dataset in ("math", "string_matcher", "flan", "re_search"):
+        for label in labels:
+            check_label(dataset, label)
+    assert time.process_time() - started < 20000 / 1e6 * 120 * 2
