@@ -345,7 +345,7 @@ class VLLMOptions:
     """Share of a GPU's memory that an engine takes."""
     vllm_enforce_eager: bool | None = None
     """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly. By default True on
-    CPU, where compiling takes minutes (docs/speed.md), and False on GPUs."""
+    CPU, so that a run begins sooner (benchmarks/engine_start.py measures what that costs), and False on GPUs."""
     vllm_enable_prefix_caching: bool = False
     """Reuse the key-value cache of prompts that begin with the same tokens: a prompt is computed once for all of its samples, and
     a conversation's turn goes on from the turn before. The cache is emptied when new weights come."""
