@@ -51,6 +51,8 @@ def check(some: list[Pair]) -> None:
     right = [pair for pair in some if pair.is_right]
     documented = {form for form, paid in forms_read(examples(SEED)).items() if paid == {True}}
     refused = [pair for pair in right if ((pair.kind, pair.form) in documented) != is_paid(pair)]
+    math_equivalence._same_at_points.cache_clear()  # on a busy machine a comparison may have met its limit of 2 s
+    refused = [pair for pair in refused if ((pair.kind, pair.form) in documented) != is_paid(pair)]
     assert refused == []
     assert {pair.kind for pair in wrong} == {pair.kind for pair in right} == set(KINDS)
 
