@@ -35,11 +35,12 @@ from open_instruct.learners.lora import ModelWithoutAdapter
 from open_instruct.learners.model_files import save_model_files
 from open_instruct.learners.models import build_engine, build_reference, hf_model, join_sequence_parallel
 from open_instruct.learners.moving_reference import MovingReference
+from open_instruct.learners.offload_tags import REFERENCE, TAGS, WEIGHTS
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
 from open_instruct.learners.policy_loss import PolicyLoss
 from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
 from open_instruct.learners.safe_load import data_only
-from open_instruct.learners.state_offload import REFERENCE, TAGS, WEIGHTS, StateOffload
+from open_instruct.learners.state_offload import StateOffload
 from open_instruct.learners.step_sums import StepSums
 from open_instruct.learners.train_actor import POLICY, TrainRayActor
 from open_instruct.learners.weight_link import LinkOptions, WeightLink

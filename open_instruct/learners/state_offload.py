@@ -24,17 +24,10 @@ from typing import Any
 import torch
 
 from open_instruct.device import Device
+from open_instruct.learners.offload_tags import GRADIENTS, OPTIMIZER, REFERENCE, TAGS, WEIGHTS
 from open_instruct.learners.optimizer_step import torch_optimizer
 
 logger = logging.getLogger(__name__)
-
-WEIGHTS = "weights"
-OPTIMIZER = "optimizer"
-GRADIENTS = "gradients"
-REFERENCE = "reference"
-TAGS = (WEIGHTS, OPTIMIZER, GRADIENTS, REFERENCE)
-"""A storage that two tags share moves with the earlier tag. Example: in fp32 training at stages 0 and 3 the master weights are
-the weights themselves, so they move with `weights`."""
 
 SMALL_BYTES = 4096
 """Smaller storages stay, because norms, step counters and the like are not worth a copy, and some are read between steps."""

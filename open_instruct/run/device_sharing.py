@@ -19,8 +19,8 @@ from open_instruct.cluster.failures import ComponentDied
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.engines.engine_sleep import KV_CACHE, WEIGHTS
 from open_instruct.learners.actor_group import RayTrainGroup
-from open_instruct.learners.state_offload import GRADIENTS, OPTIMIZER, REFERENCE, TAGS
-from open_instruct.learners.state_offload import WEIGHTS as LEARNER_WEIGHTS
+from open_instruct.learners.offload_tags import GRADIENTS, OPTIMIZER, REFERENCE, TAGS
+from open_instruct.learners.offload_tags import WEIGHTS as LEARNER_WEIGHTS
 from open_instruct.run.rollout_manager import RolloutManager
 from open_instruct.weight_transports import RAY_OBJECT
 

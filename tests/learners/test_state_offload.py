@@ -15,15 +15,8 @@ from conftest import TIMEOUT_S, make_args
 from open_instruct.device import Device, current_device
 from open_instruct.device_memory import DeviceMemory
 from open_instruct.learners import state_offload
-from open_instruct.learners.state_offload import (
-    GRADIENTS,
-    OPTIMIZER,
-    REFERENCE,
-    SMALL_BYTES,
-    TAGS,
-    WEIGHTS,
-    StateOffload,
-)
+from open_instruct.learners.offload_tags import GRADIENTS, OPTIMIZER, REFERENCE, TAGS, WEIGHTS
+from open_instruct.learners.state_offload import SMALL_BYTES, StateOffload
 
 VOCABULARY, WIDTH, NUM_LAYERS = 64, 96, 3
 NUM_STEPS = 3
