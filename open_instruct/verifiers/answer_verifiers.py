@@ -156,4 +156,6 @@ class StrictMathVerifier(MathVerifier):
 
     def responses_with(self, label: object) -> Iterable[str]:
         answer = _wanted(single_label(label))[0]
-        return f"Final Answer: The final answer is ${answer}$. I hope it is correct.", answer
+        if whole_answer(answer) and "<" not in answer and "answer" not in answer.lower():
+            return ()  # the whole response is surely read as this answer
+        return answer, f"Final Answer: The final answer is ${answer}$. I hope it is correct."
