@@ -180,12 +180,6 @@ def _exactly(text: str) -> Fraction | None:
     return None
 
 
-def without_exponent(text: str) -> str:
-    """`0.00001` for `1e-5`, as programs print small and large numbers; any other text as it is."""
-    number = text.strip()
-    return format(Decimal(number), "f") if _POWER_OF_TEN.fullmatch(number) else text
-
-
 # --- numbers in prose --------------------------------------------------------------------------------------------------
 
 _MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-MINUS}"

@@ -11,7 +11,6 @@ from open_instruct.verifiers.answer_reading import (
     last_number,
     math_value,
     normalize_answer,
-    without_exponent,
 )
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import single_label
@@ -124,9 +123,7 @@ class MathVerifier(VerifierFunction):
         units_agree = unit == unit_of_answer or ("" in (unit, unit_of_answer) and "%" not in (unit, unit_of_answer))
         if value == value_wanted:
             return VerificationResult(float(units_agree))
-        # 2e-5 is a number of a program, or 2 times e minus 5: either may be meant
-        readings = {(answer, wanted), (without_exponent(answer), without_exponent(wanted))}
-        return VerificationResult(float(any(math_equivalence.are_equal(*reading) for reading in readings)))
+        return VerificationResult(float(math_equivalence.are_equal(answer, wanted)))
 
     def find_answer(self, prediction: str) -> str | None:
         return math_answer(prediction)
