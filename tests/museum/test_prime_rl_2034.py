@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from conftest import make_args
 from exhibit import Exhibit
 
 from open_instruct.algorithms.denominators import loss_divisor
-from open_instruct.algorithms.losses import LOSSES
+from open_instruct.algorithms.losses import LOSSES, LossInputs
 
 EXHIBIT = Exhibit(
     reports=("PrimeIntellect-ai/prime-rl #2034",),
@@ -39,8 +40,9 @@ def _own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
 
     @LOSSES.register("own")
-    def own(inputs: object, options: object) -> None:
-        del inputs, options
+    def own(inputs: LossInputs, options: object) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        del options
+        return -inputs.advantages * inputs.ratio, {}
 
 
 def test_own_loss_with_another_divisor_is_caught() -> None:
