@@ -31,6 +31,7 @@ SUBJECTS = (
     "engines and weights",
     "prompts and resuming",
     "evaluation and metrics",
+    "options",
 )
 
 

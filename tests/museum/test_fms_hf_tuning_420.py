@@ -12,7 +12,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 
 EXHIBIT = Exhibit(
     reports=("foundation-model-stack/fms-hf-tuning #420", "NVIDIA/OpenSeq2Seq #130"),
-    subject="prompts and resuming",
+    subject="options",
     happened="A misspelt option was dropped in silence and the run went on with the default. A switch that is on by "
     "default could not be turned off, since any text, `False` too, counted as true.",
     here="An unknown option is an error that names the nearest option, before anything starts, and a switch reads what"

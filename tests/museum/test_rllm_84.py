@@ -17,8 +17,9 @@ EXHIBIT = Exhibit(
     happened="A file was read as one table. pyarrow has to divide a large column, and cannot put nested values together "
     "again, so rows with messages and a struct of further values failed to load as soon as there were enough of "
     "them.",
-    here="Files are read in batches of 1,000 rows, whose nested columns stay whole (`data/sources.py`). Another error "
-    "of the file is told with its name.",
+    here="A local file is read in batches of 1,000 rows, so that no column is large (`data/sources.py`). Directories "
+    "and data sets of the hub are loaded by `datasets`; an error there is told in one message, with the name, "
+    "before anything starts.",
 )
 MOST_ROWS = 1000
 """Rows that a nested column may have here before it counts as too large for one table."""

@@ -12,7 +12,7 @@ EXHIBIT = Exhibit(
     reports=("Jiayi-Pan/TinyZero #120", "huggingface/open-r1 #418"),
     subject="rewards",
     happened="The prompt asks for the answer in `<answer>` tags, but the reward searched the thoughts, or wanted the tags "
-    "in lines of their own, so answers as asked for scored 0.",
+    "in lines of their own, so a response as asked for could score 0.",
     here="`math` reads the content of `<answer>`, with a box in it or without, however the tags stand in the text, and"
     " `string_matcher` and `puzzle` read it too (`verifiers/math_answers.py`, `verifiers/answer_reading.py`).",
 )

@@ -13,7 +13,7 @@ EXHIBIT = Exhibit(
     reports=("huggingface/trl #2897", "verl-project/verl #3958"),
     subject="tokens and turns",
     happened="Responses were decoded without special tokens. Where a tokenizer marks `<think>` or `<answer>` as special, "
-    "the reward never saw them, and every response scored 0.",
+    "the reward never saw them, and what it looks for was in no response.",
     here="Tags that a model writes stay in the decoded text even if they are special tokens; tokens that begin, end or"
     " pad a text are left out (`chat_codec.py`).",
 )
