@@ -52,3 +52,4 @@ def test_place_by_steps_and_batch_size_is_caught() -> None:
 
 def test_another_batch_size_is_refused_here() -> None:
     check(ours)
+    assert isinstance(ours(4, 8), str)
