@@ -236,7 +236,7 @@ def test_few_cores_for_the_gpus_of_a_node_are_told(
     assert doubts_about_machine(cpu) == []
     assert len(doubts_about_machine(gpu)) == warns
     for doubt in doubts_about_machine(gpu):
-        assert f"may use {num_cores} CPU core" in doubt
+        assert f"may use {num_cores} CPU {'core' if num_cores == 1 else 'cores'}, and" in doubt
         assert "the node has 8 GPUs" in doubt
         assert "srun --cpus-per-task" in doubt
     monkeypatch.setattr(Device, "num_places", 0)  # a head node without a GPU says nothing about the nodes with GPUs

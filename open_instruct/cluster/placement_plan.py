@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from open_instruct.system.counted import counted
+from open_instruct.system.counted import counted, noun_of
 
 EPSILON = 1e-6
 """Ray counts resources in steps of 1e-4."""
@@ -52,8 +52,8 @@ class Asked:
         return max(self.num_learners, engines) if self.colocate else self.num_learners + engines
 
     def __str__(self) -> str:
-        learner = "learner" if self.num_learners == 1 else "learners"
-        learners = f"{' + '.join(map(str, self.learners_per_node))} {learner} and " if self.learners_per_node else ""
+        nodes = " + ".join(map(str, self.learners_per_node))
+        learners = f"{nodes} {noun_of(self.num_learners, 'learner')} and " if nodes else ""
         engines = f"{counted(self.num_engines, 'engine')} of {counted(self.places_per_engine, 'place')}"
         needed = ", ".join(f"{self.num_places * amount:g} {name}" for name, amount in self.place.items() if amount)
         return f"{learners}{engines}{' on the same places' if self.colocate else ''}: {needed}"

@@ -14,8 +14,8 @@ import torch
 
 
 def apply_gradient(engine: Any, *, denominator: float | None = None) -> float | None:
-    """Clip the gradient and make the optimizer step. All ranks call it together, after the
-    backward pass that ended with a boundary.
+    """Clip the gradient and make the optimizer step. All ranks call it together, after the backward pass that ended with a
+    boundary.
 
     Args:
         denominator: the number that the gradient is divided by first; None if the backward pass has already divided.

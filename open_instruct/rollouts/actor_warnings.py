@@ -1,7 +1,7 @@
 """Holds the warnings of an actor until the driver fetches them for the user's log. Pure.
 
 Ray writes an actor's log to a file in Ray's session directory, and that directory ends with the run. So an actor holds
-its warnings, and the driver fetches the warnings together with the actor's statistics after every step.
+its warnings, and the driver fetches them about every second while it waits, and together with the actor's statistics.
 """
 
 import logging

@@ -71,8 +71,9 @@ class DataPreparation:
         self.failures = GenerationFailures(max(DROPS_IN_A_ROW, 2 * args.num_unique_prompts_rollout))
         self._unscored = UnscoredShare(args.max_unscored_share)
         self._left_out: defaultdict[str, float] = defaultdict(float)
-        self._left_out_results: list[GenerationResult] = []
         """`scoring_metrics` of the training groups that were scored and that no step will take, since the last row of metrics."""
+        self._left_out_results: list[GenerationResult] = []
+        """The results of these groups, without samples."""
         self.num_samples = 0
         self.num_response_tokens = 0
 

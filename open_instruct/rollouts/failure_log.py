@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from open_instruct.data_types import GenerationResult
+from open_instruct.system.counted import counted
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,8 @@ class GenerationFailures:
     def _tell(self, last: GenerationResult, *, is_tried_again: bool | None) -> None:
         number = self._untold.total()
         logger.warning(
-            "%d group%s given up (%s). The last is %s on engine %d: %s. It is %s.",
-            number,
-            " was" if number == 1 else "s were",
+            "%s given up (%s). The last is %s on engine %d: %s. It is %s.",
+            f"{counted(number, 'group')} {'was' if number == 1 else 'were'}",
             ", ".join(f"{kind}: {count}" for kind, count in self._untold.most_common(5)),
             last.prompt_id,
             last.engine_id,

@@ -130,14 +130,16 @@ class StepAssembly:
 
     @property
     def why_no_gradient(self) -> str:
-        """A message for the log, if the step is full and `has_gradient` is False."""
+        """A message for the log, if the step is full and `has_gradient` is False. It advises other data only where some response
+        scored; where none did, the advice of `shown_answers.py` follows."""
         num_groups, num_masked = len(self.groups), self._num_masked
         if not num_masked:
             scores = np.concatenate([group.scores for group in last_samples(self.groups)])
+            advice = " Easier or harder data, or filter_zero_std_samples False, would end this."
             return (
                 f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
-                f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts. Easier or harder data, or "
-                "filter_zero_std_samples False, would end this."
+                f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts."
+                f"{advice if (scores > 0).any() else ''}"
             )
         return (
             f"step {self.training_step}: no token of its {num_groups} groups may be trained on, because in "

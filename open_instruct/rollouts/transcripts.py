@@ -10,8 +10,8 @@
     ground truth│ 46
 
 `trained v4` marks tokens that weights of version 4 sampled, `too old v1` tokens that version 1 sampled and that are left out of
-the loss, and `given` tokens that a tool, an environment or the chat template wrote. `sampled v4` marks such
-tokens in a group that is left out.
+the loss, and `given` tokens that a tool, an environment or the chat template wrote. In a group that is left out, `sampled v4`
+marks the tokens that version 4 sampled.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig, enforces_eager
 from open_instruct.registry import option_fields
 from open_instruct.report.metrics_file import to_json_value
 from open_instruct.rollouts.message_queue import default_queue_size
@@ -66,6 +66,7 @@ DERIVED: Mapping[str, Callable[[GRPOConfig], Any]] = {
     "eval_response_length": lambda args: args.eval_sampling.max_tokens,
     "rc_eval_num_reasoning_steps": lambda args: args.rc_eval_num_reasoning_steps or args.rc_num_reasoning_steps,
     "pool_size": lambda args: args.pool_size or MOST_PROCESSES,
+    "vllm_enforce_eager": enforces_eager,
     "engine_sleep_level": lambda args: args.sleep_level,
     "checkpoint_state_dir": lambda args: str(args.state_dir),
     "rollouts_save_path": lambda args: args.rollouts_save_path or str(Path(args.output_dir) / "rollouts"),

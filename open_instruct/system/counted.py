@@ -3,7 +3,12 @@
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number and its noun; `plural` is the noun with an s by default."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun_of(number, noun, plural)}"
+
+
+def noun_of(number: int, noun: str, plural: str | None = None) -> str:
+    """The noun in the form that fits the number, where the number itself is written in another way."""
+    return noun if number == 1 else plural or noun + "s"
 
 
 def counted_are(number: int, noun: str) -> str:

@@ -1,9 +1,9 @@
 """Catches a rollout that reads a clock, draws a random number or opens a connection without using its context.
 
 A rollout must depend only on the effects that it asks its context for. Nothing records these effects yet; the rule keeps the way
-open to recording and replaying them. While a step of a workflow's
-coroutine runs, a profile function sees each call of a builtin and raises an error for the calls in `FORBIDDEN`. The profile
-function is off inside the context's own methods, in tools, and between two steps.
+open to recording and replaying them. While a step of a workflow's coroutine runs, a profile function sees each call of a builtin
+and raises an error for the calls in `FORBIDDEN`. The profile function is off inside the context's own methods, in tools, and
+between two steps.
 """
 
 import asyncio

@@ -127,6 +127,7 @@ def test_what_others_use_is_not_there_but_is_of_the_total() -> None:
 
 def test_the_message_has_the_numbers() -> None:
     assert str(asked(2, 1, engines=3, size=2)) == "2 + 1 learners and 3 engines of 2 places: 9 CPU, 9 GPU"
+    assert str(asked(1, engines=1)) == "1 learner and 1 engine of 1 place: 2 CPU, 2 GPU"
     assert str(asked(engines=1, size=2)) == "1 engine of 2 places: 2 CPU, 2 GPU"
     text = describe_nodes(gpu_nodes(8, 4, used={2: 3}), ["GPU"])
     assert text == "10.0.0.1 (node-1): 8 of 8 GPU free; 10.0.0.2 (node-2): 1 of 4 GPU free"

@@ -78,6 +78,7 @@ def test_the_first_warning_shows_two_answers(make_play: MakePlay) -> None:
     headline, *lines = warning.splitlines()
     assert headline.startswith("step 1: in each of 4 groups all responses scored alike (mean score 0)")
     assert " 0 of 16 responses scored above 0 by reasoning_gym. Where no response scores, " in headline
+    assert "Easier or harder data" not in headline  # which would name the opposite cause
     assert [line.split(",")[0].strip() for line in lines[::5]] == [prompts[0], prompts[-1]]
     assert lines[2].strip() == f"answer  {prompts[0]}/0 <answer>no</answer>"
     assert "compares the last <answer>…</answer> with its own answer" in lines[4]
@@ -90,7 +91,9 @@ def test_the_first_warning_shows_two_answers(make_play: MakePlay) -> None:
 def test_right_answers_that_teach_nothing_are_counted_as_such(make_play: MakePlay) -> None:
     play = make_play().start()
     all_alike(play, SOLVED)
-    assert "16 of 16 responses scored above 0 by reasoning_gym" in play.controller.news().warnings[0]
+    (warning,) = play.controller.news().warnings
+    assert "Easier or harder data" in warning
+    assert "16 of 16 responses scored above 0 by reasoning_gym" in warning
     assert play.controller.news().progress.brief.startswith(
         "4 groups came back for this step, 0 can be trained on (all scored alike: 4, mean score 1)"
     )

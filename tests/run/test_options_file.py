@@ -56,6 +56,7 @@ def test_given_derived_and_in_force_are_apart(tmp_path: Path) -> None:
     assert (derived["eval_temperature"], derived["model_dtype"], derived["run_name"]) == (0.5, "float32", "grpo__7")
     in_force = content["in_force"]
     assert in_force["rollout_workflow"] == "conversation"
+    assert in_force["vllm_enforce_eager"] is True  # on CPU
     assert in_force["learning_rate"] == GRPOConfig(model_name_or_path="m").learning_rate
     assert in_force.keys() == {option.name for option in option_fields(GRPOConfig)}
     assert derived.items() <= in_force.items()
