@@ -18,6 +18,7 @@ import psutil
 from open_instruct.report.histogram import is_histogram
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.metrics_file import STEP_KEY, to_json_value
+from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.system.background_calls import BackgroundCalls
 from open_instruct.system.secret_masking import masked
 
@@ -57,6 +58,9 @@ class NullTracker:
 
 EARLIER = "earlier_"
 """Beginning of the name of a folder that holds the files of an earlier run at the same path."""
+RUN_NUMBER_FILE = "wandb_run_number.txt"
+"""File in the directory of a run: how many runs were in this directory before. It stays when the earlier runs' files are moved or
+removed."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,27 @@ class TrackerOptions:
 
 def run_id_at(place: str | Path) -> str:
     """The id of the run whose results are at a path: the same after a resumption, and for no other path. A run that begins anew
-    after the files of an earlier run were moved aside has an id of its own, because wandb takes no step twice."""
-    num_earlier = len(list(Path(place).glob(f"{EARLIER}*")))
-    text = str(Path(place).resolve()) + (f" {num_earlier}" if num_earlier else "")
+    after the files of an earlier run were moved aside (`begin_another_run_at`) has an id of its own, because wandb takes no step
+    twice."""
+    number = _run_number(Path(place))
+    text = str(Path(place).resolve()) + (f" {number}" if number else "")
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def begin_another_run_at(place: Path) -> None:
+    """Give the path another id, because the run that begins there is not the run that was there before.
+
+    Raises:
+        OSError: the number of the run cannot be written.
+    """
+    write_atomically(place / RUN_NUMBER_FILE, f"{_run_number(place) + 1}\n".encode())
+
+
+def _run_number(place: Path) -> int:
+    try:
+        return int((place / RUN_NUMBER_FILE).read_text())
+    except (OSError, ValueError):  # there is no file, or something else in it: then the folders of earlier runs count
+        return len(list(place.glob(f"{EARLIER}*")))
 
 
 class WandbTracker:

@@ -2,8 +2,8 @@
 
     out/metrics.jsonl, out/transcripts/, …  ──►  out/earlier_1/metrics.jsonl, out/earlier_1/transcripts/, …
 
-So the files of two runs are never mixed, and nothing is lost. Files that no run writes stay where they are. So does a model or a
-file that the new run reads.
+So the files of two runs are never mixed, and nothing is lost. Files that no run writes stay where they are, also in folders that
+a run writes to. So does a model or a file that the new run reads.
 """
 
 import os
@@ -16,17 +16,23 @@ from open_instruct.registry import option_fields
 from open_instruct.report.component_log import LOG_FILE
 from open_instruct.report.metrics_file import STEP_KEY, read_metrics
 from open_instruct.report.run_log import COMPLETIONS_DIRECTORY, METRICS_FILE, PLOT_FILE, PROMPTS_FILE, SUMMARY_FILE
-from open_instruct.report.tracker import EARLIER
-from open_instruct.run.options_file import OPTIONS_FILES
+from open_instruct.report.tracker import EARLIER, begin_another_run_at
+from open_instruct.run.options_file import OPTIONS_FILE
 from open_instruct.run.run_saving import MODEL, checkpoint_store
 
+NUMBER = "[0-9]" * 6
+SIGNS = METRICS_FILE, PROMPTS_FILE, OPTIONS_FILE
+"""Files that every run begins with. A directory without any of them holds no earlier run."""
 RESULTS = (
-    *(METRICS_FILE, PROMPTS_FILE, SUMMARY_FILE, PLOT_FILE, COMPLETIONS_DIRECTORY),
-    *("transcripts", "samples", "rollouts", MODEL, "step_" + "[0-9]" * 6),
+    *(METRICS_FILE, PROMPTS_FILE, SUMMARY_FILE, PLOT_FILE),
+    *(f"{COMPLETIONS_DIRECTORY}/step_{NUMBER}.jsonl", f"transcripts/step_{NUMBER}.txt", f"samples/step_{NUMBER}.jsonl"),
+    *(f"rollouts/*_rollouts_{NUMBER}.jsonl", "rollouts/*_metadata.jsonl"),
 )
-"""Names and patterns of what a run leaves in its directory. A directory without any of it holds no earlier run."""
-ACCOMPANIMENT = "logs", LOG_FILE, OPTIONS_FILES
-"""What moves together with results. After a start that failed at once there is nothing else, and it stays."""
+"""Patterns of the files with results that a run leaves in its directory. After a start that failed at once there is none."""
+MODELS = MODEL, f"step_{NUMBER}"
+"""Patterns of the directories that a run saves models in. They are of a run only if it has trained a step."""
+ACCOMPANIMENT = "logs/driver.log", LOG_FILE, OPTIONS_FILE, "options_[0-9]*.json"
+"""What moves together with results, and stays without them."""
 
 
 def set_aside(args: GRPOConfig) -> str:
@@ -36,29 +42,45 @@ def set_aside(args: GRPOConfig) -> str:
     Raises:
         OSError: a file cannot be moved.
     """
-    if checkpoint_store(args).newest() is not None:
-        return ""
     directory = Path(args.output_dir)
-    inputs = set(_inputs(args))
-    found = [path for path in _matching(directory, RESULTS) if _holds_something(path)]
-    if not found:
+    if checkpoint_store(args).newest() is not None or not any((directory / name).is_file() for name in SIGNS):
         return ""
     last_step = _last_step(directory / METRICS_FILE)
-    entries = [*_matching(directory, RESULTS), *_matching(directory, ACCOMPANIMENT)]
-    moved = [path for path in entries if not _is_read(path, inputs)]
+    results = [*_matching(directory, RESULTS), *(_matching(directory, MODELS) if last_step is not None else [])]
+    if not any(map(_holds_something, results)):
+        return ""
+    entries = [*results, *_matching(directory, ACCOMPANIMENT)]
+    inputs = set(_inputs(args))
+    moved = [path for path in entries if not _is_read(path, inputs, directory)]
     if not moved:
         return ""
+    begin_another_run_at(directory)  # first, so that a run that ends in between leaves no two runs with the same id
     earlier = _new_folder(directory)
     for path in moved:
-        path.rename(earlier / path.name)
-    kept = [path.name for path in entries if path not in moved]
+        _move(path, directory, earlier)
+    kept = [str(path.relative_to(directory)) for path in entries if path not in moved]
     elsewhere = _move_rollouts(args)
+    reached = "" if last_step is None else f"up to step {last_step}: "
     return (
         f"no checkpoint in {args.state_dir}, so the run begins anew at step 1. The files of the run that was in "
-        f"{directory} before ({last_step}{', '.join(path.name for path in moved)}) are in {earlier} now"
+        f"{directory} before ({reached}{', '.join(_names_in(directory, moved))}) are in {earlier} now"
         + (f", its rollouts in {elsewhere}" if elsewhere else "")
         + (f"; {', '.join(kept)} stays, because this run reads it" if kept else "")
     )
+
+
+def _move(path: Path, directory: Path, earlier: Path) -> None:
+    """Move an entry of the directory to the same place in `earlier`, and remove the folder that held it if that is empty now."""
+    to = earlier / path.relative_to(directory)
+    to.parent.mkdir(exist_ok=True)
+    path.rename(to)
+    if path.parent != directory and not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def _names_in(directory: Path, paths: list[Path]) -> list[str]:
+    """The names that a listing of the directory shows, each once."""
+    return list(dict.fromkeys(path.relative_to(directory).parts[0] for path in paths))
 
 
 def _move_rollouts(args: GRPOConfig) -> Path | None:
@@ -86,12 +108,12 @@ def _holds_something(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
 
 
-def _last_step(path: Path) -> str:
+def _last_step(path: Path) -> int | None:
+    """The last step in the file of metrics; None if it has no row."""
     try:
-        steps = [row[STEP_KEY] for row in read_metrics(path)]
+        return max((row[STEP_KEY] for row in read_metrics(path)), default=None)
     except OSError:
-        return ""
-    return f"up to step {max(steps)}: " if steps else ""
+        return None
 
 
 def _inputs(args: GRPOConfig) -> Iterator[Path]:
@@ -104,10 +126,12 @@ def _inputs(args: GRPOConfig) -> Iterator[Path]:
                 yield Path(text).resolve()
 
 
-def _is_read(path: Path, inputs: set[Path]) -> bool:
-    """Whether an input is this path or inside it."""
-    place = path.resolve()
-    return any(place == one or place in one.parents for one in inputs)
+def _is_read(path: Path, inputs: set[Path], directory: Path) -> bool:
+    """Whether an input is this path, inside it, or a folder of the directory with this path in it."""
+    place, inside_of = path.resolve(), directory.resolve()
+    return any(
+        place == one or place in one.parents or (one in place.parents and inside_of in one.parents) for one in inputs
+    )
 
 
 def _new_folder(directory: Path) -> Path:

@@ -1,7 +1,10 @@
 """Evaluations within a run: decides when they are due, and collects their results before the engines get new weights. Also gives
 weights to replaced engines while a run waits."""
 
+import functools
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from open_instruct.report.metrics_file import ACCURACY_KEY
 from open_instruct.run.wiring import Run
@@ -10,6 +13,13 @@ logger = logging.getLogger(__name__)
 
 CONTROL_S = 60.0
 """Deadline of a call that only asks for or sets a value."""
+ControlWait = Callable[..., Any]
+"""`Components.wait` with a deadline: `(ref, what=…)`."""
+
+
+def control_wait(run: Run) -> ControlWait:
+    """Waits at most `CONTROL_S` for each call."""
+    return functools.partial(run.components.wait, timeout_s=CONTROL_S)
 
 
 def evaluation_is_due(run: Run) -> bool:
@@ -80,29 +90,22 @@ def maybe_evaluate(run: Run) -> bool:
             )
             run.evaluation_of = None
             return False
-    _take_evaluation(run, run.evaluation_of)
+    _take_evaluation(run, run.evaluation_of, control_wait(run))
     return True
 
 
-def take_complete_evaluation(run: Run) -> None:
+def take_complete_evaluation(run: Run, wait: ControlWait) -> None:
     """Report the evaluation under way, whose last result has arrived, without waiting for the end of the step."""
     if run.evaluation_of is None:
         return
-    run.components.wait(
-        run.components.rollouts.async_eval(run.evaluation_of),
-        what=f"the evaluation of version {run.evaluation_of}, which is complete",
-        timeout_s=CONTROL_S,
-    )
-    _take_evaluation(run, run.evaluation_of)
+    version = run.evaluation_of
+    wait(run.components.rollouts.async_eval(version), what=f"the evaluation of version {version}, which is complete")
+    _take_evaluation(run, version, wait)
 
 
-def _take_evaluation(run: Run, version: int) -> None:
+def _take_evaluation(run: Run, version: int, wait: ControlWait) -> None:
     """Report the evaluation that has ended."""
-    metrics = run.components.wait(
-        run.components.rollouts.controller.take_evaluation.remote(),
-        what="the evaluation's metrics",
-        timeout_s=CONTROL_S,
-    )
+    metrics = wait(run.components.rollouts.controller.take_evaluation.remote(), what="the evaluation's metrics")
     if ACCURACY_KEY not in metrics:
         logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", version)
         run.evaluation_of = None

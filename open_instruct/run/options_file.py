@@ -28,8 +28,6 @@ from open_instruct.system.secret_masking import masked
 from open_instruct.workflows.conversations.options import MOST_PROCESSES
 
 OPTIONS_FILE = "options.json"
-OPTIONS_FILES = "options*.json"
-"""Pattern of the files of all starts."""
 PACKAGES = (
     *(
         "open_instruct",

@@ -3,10 +3,10 @@
 import logging
 import math
 import time
-from contextlib import suppress
+from typing import Any
 
 from open_instruct.rollouts.batch_progress import BatchProgress
-from open_instruct.run.evaluation_schedule import CONTROL_S, take_complete_evaluation
+from open_instruct.run.evaluation_schedule import ControlWait, control_wait, take_complete_evaluation
 from open_instruct.run.wiring import Run
 
 logger = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 EVERY_S = 1.0
 """Seconds between two questions to the controller."""
 LAST_S = 5.0
-"""Deadline of the last question, when the run ends."""
+"""How long the run waits for the last news altogether when it ends. After a signal its checkpoint is written only then."""
 
 
 class NewsTeller:
@@ -29,23 +29,31 @@ class NewsTeller:
         if time.monotonic() >= self._asked_at + EVERY_S:
             self.tell()
 
-    def tell(self, timeout_s: float = CONTROL_S) -> BatchProgress:
-        """Tell what is new. Returns how far the next batch is."""
+    def tell(self, wait: ControlWait | None = None) -> BatchProgress:
+        """Tell what is new. Returns how far the next batch is. `wait` is `control_wait` by default."""
         run = self._run
-        news = run.components.wait(
-            run.components.rollouts.controller.news.remote(), what="news of the controller", timeout_s=timeout_s
-        )
+        wait = wait or control_wait(run)
+        news = wait(run.components.rollouts.controller.news.remote(), what="news of the controller")
         self._asked_at = time.monotonic()
         for warning in news.warnings:
             logger.warning("the rollout controller: %s", warning)
         for step, rows in news.left_out.items():
             run.log.prompts(step, rows)
         if news.evaluation_is_complete:
-            take_complete_evaluation(run)
+            take_complete_evaluation(run, wait)
         return news.progress
 
 
 def tell_last_news(run: Run) -> None:
-    """The run ends: tell what came after the last question, if the controller still answers."""
-    with suppress(Exception):  # it must not hide why the run ends
-        NewsTeller(run).tell(LAST_S)
+    """The run ends: tell what came after the last question, if the controller still answers. Another part may be dead, which may
+    be why the run ends."""
+    ends_at = time.monotonic() + LAST_S
+
+    def wait(ref: Any, *, what: str) -> Any:
+        time_left = max(ends_at - time.monotonic(), 0.0)
+        return run.components.wait(ref, what=what, timeout_s=time_left, checks_health=False)
+
+    try:
+        NewsTeller(run).tell(wait)
+    except Exception as error:  # it must not hide why the run ends
+        logger.info("the last news of the rollout side is not told: %s: %s", type(error).__name__, error)

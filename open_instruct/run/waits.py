@@ -36,11 +36,12 @@ class Waits:
         limit: str | None = None,
         interruptible: bool = False,
         without_dead: bool = False,
+        checks_health: bool = True,
         watched: Sequence[Any] = (),
         on_poll: Callable[[], None] | None = None,
     ) -> Any:
         """The values of `refs` (one reference or a list). With `without_dead` the value is None for a dead actor, and for an
-        engine whose core is dead.
+        engine whose core is dead. Without `checks_health` the death of a part that does not answer here is no failure.
 
         Does not wait for the references in `watched`, but raises the failure of any of them. `on_poll` is called now and then.
 
@@ -56,7 +57,8 @@ class Waits:
             if interruptible:
                 self._signals.raise_if_received()
             self._notice_signal(what)
-            self._health.check()
+            if checks_health:
+                self._health.check()
             if on_poll is not None:
                 on_poll()
             failed, _ = ray.wait(list(watched), num_returns=len(watched), timeout=0) if watched else ([], [])

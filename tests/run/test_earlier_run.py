@@ -1,6 +1,7 @@
 """A start in a directory whose run left no checkpoint: the old files move to a folder, and the log says so."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ def test_all_files_of_the_earlier_run_move_and_nothing_else(tmp_path: Path) -> N
     assert "up to step 2: metrics.jsonl, prompts.jsonl" in told
     assert told.endswith(f"are in {tmp_path / 'earlier_1'} now")
     assert files_in(tmp_path / "earlier_1") == texts
-    assert {path.name for path in tmp_path.iterdir()} == {"earlier_1", "my_notes.md", "step_by_step.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("earlier_1", "my_notes.md", "step_by_step.md"),
+        "wandb_run_number.txt",
+    }
 
 
 def test_each_earlier_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -61,6 +65,63 @@ def test_each_earlier_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
         assert files_in(tmp_path / f"earlier_{number}") == texts
         ids.append(run_id_at(tmp_path))
     assert len(set(ids)) == 3  # wandb takes no step twice
+
+
+def test_a_resumed_run_keeps_its_id_when_the_files_of_the_run_before_are_removed(tmp_path: Path) -> None:
+    """Else its steps would be mixed with those of the run before in one curve."""
+    files_of_a_run(tmp_path)
+    ids = [run_id_at(tmp_path)]
+    set_aside(args_in(tmp_path))
+    ids.append(run_id_at(tmp_path))
+    shutil.rmtree(tmp_path / "earlier_1")
+    assert run_id_at(tmp_path) == ids[1]
+    files_of_a_run(tmp_path)
+    set_aside(args_in(tmp_path))
+    ids.append(run_id_at(tmp_path))
+    assert len(set(ids)) == 3
+
+
+MINE = "samples/mine.wav", "samples/step_1.jsonl", "logs/other.log", "model/config.json", "rollouts/notes.txt"
+
+
+def write_mine(directory: Path) -> dict[str, str]:
+    for name in MINE:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text("mine")
+    return dict.fromkeys(MINE, "mine")
+
+
+def test_folders_of_the_user_stay_where_no_run_was(tmp_path: Path) -> None:
+    mine = write_mine(tmp_path) | {"samples/step_000001.jsonl": "mine"}
+    (tmp_path / "samples" / "step_000001.jsonl").write_text("mine")
+    assert set_aside(args_in(tmp_path)) == ""
+    assert files_in(tmp_path) == mine
+
+
+def test_folders_of_the_user_stay_after_a_start_that_failed_at_once(tmp_path: Path) -> None:
+    """It has trained no step, so the model is not its own."""
+    mine = write_mine(tmp_path)
+    for name in ("metrics.jsonl", "prompts.jsonl", "options.json", "logs/driver.log"):
+        (tmp_path / name).write_text("" if name.endswith("jsonl") else "{}")
+    assert set_aside(args_in(tmp_path)) == ""
+    assert files_in(tmp_path).items() >= mine.items()
+
+
+def test_files_of_the_user_stay_in_folders_that_a_run_has_written_to(tmp_path: Path) -> None:
+    mine = write_mine(tmp_path)
+    texts = files_of_a_run(tmp_path)  # its model replaces the user's
+    assert "transcripts, samples, rollouts, model" in set_aside(args_in(tmp_path))
+    assert files_in(tmp_path / "earlier_1") == texts
+    left = {name: text for name, text in files_in(tmp_path).items() if not name.startswith("earlier_1")}
+    del mine["model/config.json"]
+    assert left == mine | {"wandb_run_number.txt": "1\n"}
+
+
+def test_a_folder_with_samples_that_the_new_run_reads_stays(tmp_path: Path) -> None:
+    files_of_a_run(tmp_path)
+    samples = tmp_path / "samples"
+    assert "; samples/step_000002.jsonl stays" in set_aside(args_in(tmp_path, dataset_mixer_list=[str(samples), "1.0"]))
+    assert (samples / "step_000002.jsonl").is_file()
 
 
 def test_a_run_with_a_checkpoint_goes_on_amid_its_files(tmp_path: Path) -> None:
