@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from open_instruct.device_memory import DeviceMemory, Kind, memory_of_machine_bytes
-from open_instruct.system.counted import counted
 from open_instruct.weight_transports import SHARES_HANDLES, WeightTransport
 
 if TYPE_CHECKING:
@@ -306,7 +305,7 @@ def _doubts_about_cores(num_gpus: int) -> Iterator[str]:
     cores = num_cores()
     if cores < CORES_PER_GPU * num_gpus:
         yield (
-            f"This process may use {counted(cores, 'CPU core')}, and the node has {num_gpus} GPUs: with fewer "
+            f"This process may use {cores} CPU {'core' if cores == 1 else 'cores'}, and the node has {num_gpus} GPUs: with fewer "
             f"than {CORES_PER_GPU} cores for each GPU, loading and generation are slow, and time limits may pass. On Slurm give "
             "both `#SBATCH --cpus-per-task=N` and `srun --cpus-per-task=N` (docs/multi_node.md); in a container, raise --cpus."
         )
