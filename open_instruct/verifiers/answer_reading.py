@@ -4,6 +4,7 @@ Text that could mean two answers, or that Python reads differently from a person
 equal the answer that it resembles (`A, B` is not B). Every reader takes time linear in the length of the text.
 """
 
+import functools
 import re
 from collections import deque
 from decimal import Decimal
@@ -254,6 +255,7 @@ _QUOTES = "\"'`\u2018\u2019\u201c\u201d"
 _INSIDE_WORD = re.compile(rf"(?<=[^\W\d_])[.{_QUOTES}](?=[^\W\d_])")
 
 
+@functools.lru_cache(maxsize=64)
 def normalize_answer(text: str) -> str:
     """Lower case, without outer punctuation, English articles and superfluous spaces (after SQuAD, Rajpurkar et al. 2016).
 
