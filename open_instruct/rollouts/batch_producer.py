@@ -141,7 +141,13 @@ class BatchProducer:
         """Write the groups that a step leaves out, without waiting for the end of the step, which may never come."""
         if self._traces is not None:
             left_out = [(rollout, fate) for rollout, fate in added if fate != CONSUMED and not rollout.left_out_as]
-            self._traces.write_left_out(assembly.training_step, left_out)
+            rollouts = [
+                *assembly.rollouts,
+                *self.groups.values(),
+            ]  # after a resume the step has not taken all of its groups yet
+            forgotten = {rollout.result.prompt_id for rollout in rollouts if rollout.left_out_as}
+            forgotten -= {rollout.result.prompt_id for rollout, _ in left_out}
+            self._traces.write_left_out(assembly.training_step, left_out, forgotten=forgotten)
 
     def _extend(self, assembly: StepAssembly) -> None:
         """Take more prompts into a step that has nothing to train on. Logged the first two times, at first with two of the
@@ -156,8 +162,10 @@ class BatchProducer:
         with self._isolation:
             text = f" {scores_in_words(assembly.rollouts)}"
             if assembly.num_extended == 1:
-                answers = self._preparation.scoring.texts
-                text += f" Two of them:\n{shown_answers(assembly.rollouts, self._requests.train, answers)}"
+                answers = shown_answers(assembly.rollouts, self._requests.train, self._preparation.scoring.texts)
+                text += (
+                    f" Two of them:\n{answers}" if answers else ""
+                )  # a resumed run may have no tokens of the answers
             return text
         return ""
 

@@ -7,6 +7,8 @@ from open_instruct.system.counted import counted, counted_are
 
 LONGEST_BRIEF = 170
 """Characters of `BatchProgress.brief`, so that the line in the log that begins with it has at most 200."""
+MOST_NAMED = 8
+"""Prompts that an error names. There may be thousands, and the controller is asked every second."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class BatchProgress:
     """Mean score of the groups that cannot be trained on; None if there are none."""
     version: int
     """Prompts of this version are admitted."""
-    waited_for: Sequence[str]
-    """Prompts of this step that are not back, each with its version, in the order of issue."""
+    num_waited_for: int
+    """Prompts that are not back."""
+    first_waited_for: Sequence[str]
+    """The first of them in the order of issue, at most `MOST_NAMED`, each with its version."""
     num_being_scored: int
     of_teacher: str
     """How many of these the teacher has, as text; "" without a teacher."""
@@ -74,19 +78,19 @@ class BatchProgress:
         """What is still awaited, the most important first."""
         parts = [f"paused: {', '.join(self.pauses)}"] if self.pauses else []
         parts += [self.evaluation] if self.evaluation else []
-        parts.append(f"{counted_are(len(self.waited_for), 'prompt')} not back from the engines")
+        parts.append(f"{counted_are(self.num_waited_for, 'prompt')} not back from the engines")
         parts += [f"{counted_are(self.num_being_scored, 'group')} being scored"] if self.num_being_scored else []
-        parts += [f"the first is {self.waited_for[0]}"] if self.waited_for else []
+        parts += [f"the first is {self.first_waited_for[0]}"] if self.first_waited_for else []
         return parts
 
     def __str__(self) -> str:
         """The brief line and all details, for an error."""
-        names = ", ".join(self.waited_for[:8])
+        names = ", ".join(self.first_waited_for)
         paused = f"; paused: {', '.join(self.pauses)}" if self.pauses else ""
         evaluation = f"; {self.evaluation}" if self.evaluation else ""
         return (
             f"{self._back}; step {self.training_step} is being put together, prompts of version {self.version} are admitted, "
-            f"{counted_are(len(self.waited_for), 'prompt')} not back from the engines ({names or 'none'}), "
+            f"{counted_are(self.num_waited_for, 'prompt')} not back from the engines ({names or 'none'}), "
             f"{counted_are(self.num_being_scored, 'group')} being scored{self.of_teacher}, "
             f"{counted_are(self.num_waiting, 'group')} waiting{evaluation}{paused}"
         )

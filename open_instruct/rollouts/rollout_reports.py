@@ -5,7 +5,7 @@ from typing import Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.rollouts.actor_warnings import HeldWarnings
 from open_instruct.rollouts.batch_producer import BatchProducer
-from open_instruct.rollouts.batch_progress import BatchProgress, RolloutNews
+from open_instruct.rollouts.batch_progress import MOST_NAMED, BatchProgress, RolloutNews
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.prompt_feeder import PromptFeeder
 from open_instruct.rollouts.prompt_ledger import IssuedPrompt
@@ -17,7 +17,8 @@ from open_instruct.verifiers.row_verifiers import names_of_verifiers
 
 
 class RolloutReports:
-    """Reads the parts of the controller and changes none. Not thread-safe: the controller's lock guards it."""
+    """Reads the parts of the controller and changes none. Remembers the warnings that the driver has not fetched, and the prompts
+    that are reported ahead of their step. Not thread-safe: the controller's lock guards it."""
 
     def __init__(
         self,
@@ -62,7 +63,6 @@ class RolloutReports:
 
     def progress(self) -> BatchProgress:
         """How far the batch of the next step is."""
-        waited_for = [prompt for prompt in self._flow.ledger.open_prompts() if self._flow.is_waited_for(prompt)]
         evaluation = self._evaluations.current
         assembly = self._producer.assembly
         return BatchProgress(
@@ -72,7 +72,10 @@ class RolloutReports:
             num_masked=assembly.num_masked if assembly else 0,
             mean_score=assembly.mean_score if assembly else None,
             version=self._flow.version,
-            waited_for=[f"{prompt.prompt_id} (version {prompt.version})" for prompt in waited_for],
+            num_waited_for=self._flow.num_waited_for,
+            first_waited_for=[
+                f"{prompt.prompt_id} (version {prompt.version})" for prompt in self._flow.first_waited_for(MOST_NAMED)
+            ],
             num_being_scored=len(self._preparation.being_scored),
             of_teacher=self._preparation.teacher_progress,
             num_waiting=len(self._producer.groups),

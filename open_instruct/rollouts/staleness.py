@@ -185,9 +185,15 @@ class PromptFlow:
             return False
         return self.ledger.arrive(prompt_id) is not None
 
-    def is_waited_for(self, prompt: IssuedPrompt) -> bool:
-        """Whether the prompt is with the engines, or the prompt or its result is on the way."""
-        return prompt.issue_number in self._unassigned and not prompt.arrived
+    @property
+    def num_waited_for(self) -> int:
+        """How many prompts are with the engines, or on the way there or back."""
+        return len(self._unassigned) - len(self._arrived)
+
+    def first_waited_for(self, most: int) -> list[IssuedPrompt]:
+        """The first `most` of these prompts, in the order of issue."""
+        waited_for = (prompt_id for number, prompt_id in self._unassigned.items() if number not in self._arrived)
+        return [self.ledger[prompt_id] for prompt_id in islice(waited_for, most)]
 
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
         """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. True if it is issued again.

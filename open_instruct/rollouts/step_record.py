@@ -1,7 +1,9 @@
 """Saves the responses of a training step (`--save_traces`) in three forms: what it trains on as a file that can be read as data
 again, and all responses as open-instruct's rollouts and as text."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from open_instruct.data_types import Sample, TrainingSample
 from open_instruct.report.metrics_file import append_lines, write_lines
 from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.step_assembly import StepAssembly
-from open_instruct.rollouts.transcripts import transcript, write_transcripts
+from open_instruct.rollouts.transcripts import keep_transcripts, transcript, write_transcripts
 from open_instruct.scored_groups import ScoredGroup
 
 if TYPE_CHECKING:
@@ -69,8 +71,8 @@ class StepTraces:
     """Writes the responses of each step as text (`transcripts.py`) and as open-instruct's rollouts.
 
     Groups that a step leaves out are written as soon as they are left out, and the others when the step is complete. A resumed
-    run writes the files of a step again. Fields and file names of the rollouts are those of open-instruct's
-    `RolloutRecord`; `row` and `outcome` are further fields.
+    run writes the files of a step again, except the groups whose tokens it does not have any more. Fields and file names of the
+    rollouts are those of open-instruct's `RolloutRecord`; `prompt_id`, `row` and `outcome` are further fields.
     """
 
     def __init__(self, args: GRPOConfig, dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -82,8 +84,16 @@ class StepTraces:
         self._written: dict[int, _Written] = {}
         """By step, for the steps that are not complete."""
 
-    def write_left_out(self, training_step: int, rollouts: Sequence[tuple[ScoredGroup, str]]) -> None:
-        """Write rollouts that the step leaves out, each with its fate."""
+    def write_left_out(
+        self, training_step: int, rollouts: Sequence[tuple[ScoredGroup, str]], *, forgotten: Collection[str] = ()
+    ) -> None:
+        """Write rollouts that the step leaves out, each with its fate.
+
+        Args:
+            forgotten: prompts whose tokens a resumed run does not have. What the step's files hold of these prompts stays.
+        """
+        if forgotten and training_step not in self._written:
+            self._keep(training_step, forgotten)
         if rollouts:
             self._write(training_step, [(rollout, None, fate) for rollout, fate in rollouts])
 
@@ -103,15 +113,35 @@ class StepTraces:
             row = self._dataset[group.result.index]
             for number, sample, reward, of_step in _samples_with(self._args, group, samples):
                 record = self._record(sample, row, reward, of_step) | {"step": training_step, "outcome": fate}
+                record["prompt_id"] = group.result.prompt_id
                 records.append(record | {"sample_idx": written.num_samples, "prompt_idx": written.num_prompts})
                 entries.append(self._entry(group.result.prompt_id, number, sample, row, reward, of_step, fate))
                 written.num_samples += 1
             written.num_prompts += 1
         self._describe_run()
-        rollouts = self._rollouts / f"{self._args.run_title}_rollouts_{training_step:06d}.jsonl"
-        append_lines(rollouts, records, begins_anew=begins_anew)
-        transcripts = self._transcripts / f"step_{training_step:06d}.txt"
-        write_transcripts(transcripts, entries, begins_anew=begins_anew)
+        append_lines(self._rollouts_of(training_step), records, begins_anew=begins_anew)
+        write_transcripts(self._transcripts_of(training_step), entries, begins_anew=begins_anew)
+
+    def _keep(self, training_step: int, prompt_ids: Collection[str]) -> None:
+        """Leave in a step's files only what an earlier process has written of these prompts, if there is anything."""
+        path, kept = self._rollouts_of(training_step), []
+        prompts: dict[str, int] = {}
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            with suppress(ValueError):  # a line that was cut off
+                record = json.loads(line)
+                if record.get("prompt_id") in prompt_ids:
+                    place = prompts.setdefault(record["prompt_id"], len(prompts))
+                    kept.append(record | {"sample_idx": len(kept), "prompt_idx": place})
+        if kept:
+            write_lines(path, kept)
+            keep_transcripts(self._transcripts_of(training_step), prompt_ids)
+            self._written[training_step] = _Written(len(kept), len(prompts))
+
+    def _rollouts_of(self, training_step: int) -> Path:
+        return self._rollouts / f"{self._args.run_title}_rollouts_{training_step:06d}.jsonl"
+
+    def _transcripts_of(self, training_step: int) -> Path:
+        return self._transcripts / f"step_{training_step:06d}.txt"
 
     def _record(self, sample: Sample, row: PromptRow, reward: float, of_step: TrainingSample | None) -> dict[str, Any]:
         return {

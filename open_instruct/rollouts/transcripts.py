@@ -14,15 +14,19 @@ the loss, and `given` tokens that a tool, an environment or the chat template wr
 marks the tokens that version 4 sampled.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from open_instruct.data_types import Sample, TrainingSample
+from open_instruct.storage.atomic_file import write_atomically
 
 Decode = Callable[[list[int]], str]
 WIDTH = 12
+HEAD = "──── "
+"""Beginning of a headline, and of no other line."""
 
 
 def transcript(sample: Sample, trained: TrainingSample | None, decode: Decode, *, ground_truth: str = "") -> str:
@@ -65,6 +69,14 @@ def _block(label: str, text: str) -> str:
 def write_transcripts(path: Path, entries: Sequence[tuple[str, str]], *, begins_anew: bool = True) -> None:
     """Append transcripts, each with a headline, to the file of a step, or begin the file with them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(f"──── {headline}\n{text}\n" for headline, text in entries)
+    text = "\n".join(f"{HEAD}{headline}\n{text}\n" for headline, text in entries)
     with open(path, "wb" if begins_anew else "ab", buffering=0) as file:
         file.write(("" if begins_anew else "\n").encode() + text.encode(errors="replace"))
+
+
+def keep_transcripts(path: Path, prompt_ids: Collection[str]) -> None:
+    """Leave only the transcripts of these prompts in the file of a step. A headline begins with the prompt's id and a comma."""
+    if path.exists():
+        parts = re.split(f"^(?={HEAD})", path.read_bytes().decode(errors="replace"), flags=re.MULTILINE)
+        kept = [part for part in parts if part.removeprefix(HEAD).split(",")[0] in prompt_ids]
+        write_atomically(path, "".join(kept).removesuffix("\n").encode())

@@ -9,7 +9,7 @@ from driver_fakes import batch_progress
     [
         ({}, "no group came back for this step yet; 0 prompts are not back from the engines"),
         (
-            {"num_back": 1, "num_usable": 1, "waited_for": ["train-3 (version 0)"]},
+            {"num_back": 1, "num_usable": 1, "first_waited_for": ["train-3 (version 0)"]},
             "1 group came back for this step, 1 can be trained on; 1 prompt is not back from the engines; the first is "
             "train-3 (version 0)",
         ),
@@ -35,7 +35,8 @@ def test_the_brief_line_is_bounded_and_the_error_has_all_details() -> None:
         num_usable=1,
         num_masked=400_000,
         mean_score=0.123456,
-        waited_for=[f"train-{number} (version 1000)" for number in range(1_000_000, 1_000_100)],
+        num_waited_for=100,
+        first_waited_for=[f"train-{number} (version 1000)" for number in range(1_000_000, 1_000_008)],
         num_being_scored=100_000,
         of_teacher=" (5 of them by the teacher)",
         pauses=["an engine is loaded again, and that takes its time", "asked for"],

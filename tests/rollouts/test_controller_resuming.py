@@ -1,6 +1,7 @@
 # ruff: noqa: F811 - fixtures are imported
 """The controller goes on from a saved state."""
 
+import json
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -158,6 +159,44 @@ def test_step_that_finds_nothing_to_train_on_forgets_tokens(
     assert again["all_groups/total_prompts"] == 7 * NUM_PROMPTS
     fates = [fate["fate"] for fate in resumed.finish_step(1)]
     assert (fates.count(ZERO_STD), fates.count(CONSUMED)) == (6 * NUM_PROMPTS, NUM_PROMPTS)
+
+
+def test_traces_from_before_a_resume_stay_though_their_tokens_are_forgotten(
+    make_play: MakePlay, tmp_path: Path
+) -> None:
+    """Each prompt is there once, those too that were written after the checkpoint and come again."""
+    options = {"save_traces": True, "output_dir": str(tmp_path), "response_length": 64}
+    killed = make_play(**options).start()
+    producer = killed.controller._producer
+    for number in range(1, 5):
+        killed.deliver(*(killed.answer(request, HOPELESS) for request in killed.receive(NUM_PROMPTS)))
+        killed.wait_for(lambda number=number: len(producer.taken.get(1, ())) == number * NUM_PROMPTS)
+        if number == 3:
+            killed.controller.save(0, str(tmp_path / "state.npz"))
+    transcripts = tmp_path / "transcripts" / "step_000001.txt"
+    killed.wait_for(lambda: transcripts.read_text().count("────") == 16 * NUM_PROMPTS)
+    killed.controller.stop()
+
+    resumed = make_play(**options)
+    resumed.controller.load(0, str(tmp_path / "state.npz"))
+    resumed.start()
+    play_until_something_teaches(resumed, 1)
+    assert not any(
+        "Two of them" in warning for warning in resumed.controller.news().warnings
+    )  # their tokens are forgotten
+    ids = [f"train-{number}" for number in range(5 * NUM_PROMPTS)]
+    (rollouts,) = (tmp_path / "rollouts").glob("*_rollouts_000001.jsonl")
+    records = [json.loads(line) for line in rollouts.read_text().splitlines()]
+    assert [record["prompt_id"] for record in records] == [prompt_id for prompt_id in ids for _ in range(4)]
+    assert [record["sample_idx"] for record in records] == list(range(len(records)))
+    assert [record["prompt_idx"] for record in records] == [number // 4 for number in range(len(records))]
+    assert [record["outcome"] for record in records] == ["zero_std"] * 64 + ["consumed"] * 16
+    headlines = [line for line in transcripts.read_text().splitlines() if line.startswith("────")]
+    assert [tuple(line.split(", ")[:2]) for line in headlines] == [
+        (f"──── {prompt_id}", f"sample {number}") for prompt_id in ids for number in range(4)
+    ]
+    assert "\n\n\n" not in transcripts.read_text()
+    assert transcripts.read_text().count("<answer>no</answer>") == 64 + 8  # also two in each group that teaches
 
 
 def test_finished_groups_are_saved_and_not_generated_again(make_play: MakePlay, tmp_path: Path) -> None:

@@ -148,3 +148,16 @@ def test_news_say_when_an_evaluation_is_complete(make_play: MakePlay) -> None:
     play.controller.eval(0)  # returns at once
     assert play.controller.take_evaluation()["eval/pass_at_1"] == 1.0
     assert not play.controller.news().evaluation_is_complete
+
+
+def test_of_the_prompts_that_are_waited_for_the_first_are_named_and_all_counted(make_play: MakePlay) -> None:
+    """There may be thousands, and the driver asks every second."""
+    play = make_play(async_steps=2).start()
+    requests = play.receive(3 * NUM_PROMPTS)
+    progress = play.controller.news().progress
+    assert progress.num_waited_for == 12
+    assert progress.first_waited_for == [f"train-{number} (version 0)" for number in range(8)]
+    play.deliver(play.answer(requests[1]), play.answer(requests[11]))
+    play.wait_for(lambda: play.controller.news().progress.num_waited_for == 10)
+    named = play.controller.news().progress.first_waited_for
+    assert named == [f"train-{number} (version 0)" for number in (0, 2, 3, 4, 5, 6, 7, 8)]

@@ -127,7 +127,9 @@ def test_a_wait_with_nothing_to_train_on_is_a_warning_that_begins_with_what_came
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [f"train-{number} (version 0)" for number in range(2048, 2064)]
-    waits = batch_progress(num_back=2048, mean_score=0.0, waited_for=names, num_being_scored=3, num_results=16_384)
+    waits = batch_progress(
+        num_back=2048, mean_score=0.0, first_waited_for=names, num_being_scored=3, num_results=16_384
+    )
     ((level, text),) = lines_of_waiting(monkeypatch, caplog, waits)
     assert level == "WARNING"
     assert text.startswith(
