@@ -63,6 +63,7 @@ class RolloutReports:
 
     def progress(self) -> BatchProgress:
         """How far the batch of the next step is."""
+        num_waited_for, first = self._flow.waited_for(MOST_NAMED)
         evaluation = self._evaluations.current
         assembly = self._producer.assembly
         return BatchProgress(
@@ -72,10 +73,8 @@ class RolloutReports:
             num_masked=assembly.num_masked if assembly else 0,
             mean_score=assembly.mean_score if assembly else None,
             version=self._flow.version,
-            num_waited_for=self._flow.num_waited_for,
-            first_waited_for=[
-                f"{prompt.prompt_id} (version {prompt.version})" for prompt in self._flow.first_waited_for(MOST_NAMED)
-            ],
+            num_waited_for=num_waited_for,
+            first_waited_for=[f"{prompt.prompt_id} (version {prompt.version})" for prompt in first],
             num_being_scored=len(self._preparation.being_scored),
             of_teacher=self._preparation.teacher_progress,
             num_waiting=len(self._producer.groups),

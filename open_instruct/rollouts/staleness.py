@@ -185,15 +185,11 @@ class PromptFlow:
             return False
         return self.ledger.arrive(prompt_id) is not None
 
-    @property
-    def num_waited_for(self) -> int:
-        """How many prompts are with the engines, or on the way there or back."""
-        return len(self._unassigned) - len(self._arrived)
-
-    def first_waited_for(self, most: int) -> list[IssuedPrompt]:
-        """The first `most` of these prompts, in the order of issue."""
+    def waited_for(self, most: int) -> tuple[int, list[IssuedPrompt]]:
+        """How many prompts are with the engines, or on the way there or back, and the first `most` in the order of issue."""
         waited_for = (prompt_id for number, prompt_id in self._unassigned.items() if number not in self._arrived)
-        return [self.ledger[prompt_id] for prompt_id in islice(waited_for, most)]
+        first = [self.ledger[prompt_id] for prompt_id in islice(waited_for, most)]
+        return len(self._unassigned) - len(self._arrived), first
 
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
         """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. True if it is issued again.
