@@ -1,32 +1,32 @@
 r"""Decides whether two expressions have the same value, for all values of their variables.
 
-Rational numbers are computed exactly. All other numbers are computed to 1,000 digits, and no number in between may be above
-10^300 or below 10^-300. Two values are equal if they differ by less than 10^-650: √2 and its first 640 digits are not. Variables
-take some random values, the same in both expressions.
+Rational numbers are computed exactly, all others to 1,000 digits. An expression in which a number that is not rational, or is
+comes of such a number, lies above 10^300 or between 0 and 10^-300 has no value here, and equals nothing. So every digit that
+distinguishes two values is computed: only 0 is equal to 0, and no part of a sum is too small to count. Two values that are not
+rational are equal if they differ by less than 10^-650: √2 and its first 640 digits are not.
 
-Example: `(x+1)^2` and `x^2+2x+1` are compared at up to 10 values of x, some of them negative. At the first two they must agree to
-1,000 digits, at all others to 30 digits.
+Variables take the same values in both expressions (`math_points.py`). Example: `|x-10|` and `10-x` are compared at random values
+of x between -5 and 5, at larger ones, and on both sides of 10 and of -10.
 """
 
-import hashlib
 import math
 import threading
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from open_instruct.verifiers.math_points import Point, points, random_value
 from open_instruct.verifiers.math_tokens import Node, Unreadable, names_in
 
-DIGITS, ROUGH_DIGITS = 1000, 60
+DIGITS = 1000
 SMALLEST_DIFFERENCE = 650
 """Two values are equal if they differ by less than 10 to the power of minus this."""
-ROUGH_DIFFERENCE = 1e-30
-"""Of the largest number in between."""
 LARGEST = 10**300
 MOST_BITS = 40_000
 """Of a rational number, above and below the line."""
 LARGEST_FACTORIAL = 300
-NUM_POINTS, FEWEST_POINTS, EXACT_POINTS = 10, 3, 2
+FEWEST_POINTS = 3
+"""Points at which both expressions must be defined, if they have variables."""
 
 Value = Any
 """A Fraction, or a real or complex number of mpmath."""
@@ -35,8 +35,8 @@ Value = Any
 def same_value(left: Node, right: Node) -> bool:
     """Whether two expressions are equal wherever both are defined. False if that is at too few of the points."""
 
-    def is_zero(numbers: "_Numbers", points: Mapping[str, Fraction]) -> bool:
-        return numbers.are_equal(numbers.value(left, points), numbers.value(right, points))
+    def is_zero(numbers: "_Numbers", values: Mapping[str, Fraction]) -> bool:
+        return numbers.are_equal(numbers.value(left, values), numbers.value(right, values))
 
     return _holds(is_zero, (left, right))
 
@@ -48,15 +48,18 @@ def same_equation(left: tuple[Node, Node], right: tuple[Node, Node]) -> bool:
     """
     if not all(any(map(_is_unknown, sides)) for sides in (left, right)):
         return False
-    first: dict[_Numbers, tuple[Value, Value]] = {}
+    first: list[tuple[Value, Value]] = []
 
-    def is_multiple(numbers: "_Numbers", points: Mapping[str, Fraction]) -> bool:
+    def is_multiple(numbers: "_Numbers", values: Mapping[str, Fraction]) -> bool:
         ours, theirs = (
-            numbers.difference(numbers.value(one, points), numbers.value(other, points)) for one, other in (left, right)
+            numbers.difference(numbers.value(one, values), numbers.value(other, values)) for one, other in (left, right)
         )
-        if numbers.are_equal(ours, Fraction(0)) or numbers.are_equal(theirs, Fraction(0)):
+        if ours == 0 or theirs == 0:
+            if ours == theirs:
+                raise Unreadable("a solution of both equations says nothing")
             return False
-        our_first, their_first = first.setdefault(numbers, (ours, theirs))
+        first.append((ours, theirs))
+        our_first, their_first = first[0]
         return numbers.are_equal(numbers.multiply(ours, their_first), numbers.multiply(theirs, our_first))
 
     return _holds(is_multiple, (*left, *right))
@@ -70,20 +73,46 @@ def _is_unknown(node: Node) -> bool:
 def _holds(check: Callable[["_Numbers", Mapping[str, Fraction]], bool], nodes: tuple[Node, ...]) -> bool:
     names = set().union(*map(names_in, nodes))
     whole = set().union(*map(_in_factorials, nodes))
-    rough, exact = _numbers()
-    num_defined = 0
     is_unknown = any(map(_is_unknown, nodes))
-    for number in range(NUM_POINTS if is_unknown else 1):
-        points = {name: _random_value(name, number, is_whole=name in whole) for name in names}
-        rough.begin(number)
-        exact.begin(number)
+    numbers = _numbers()
+    constants = _constants(nodes, numbers) if any(map(_may_change, nodes)) else []
+    num_defined = 0
+    for point in points(names, whole, constants) if is_unknown else (Point(0, {}),):
+        numbers.begin(point)
         try:
-            if not all(check(one, points) for one in ((rough, exact) if num_defined < EXACT_POINTS else (rough,))):
+            if not check(numbers, point.values):
                 return False
         except (Unreadable, ArithmeticError, ValueError):  # not defined at this point
             continue
         num_defined += 1
     return num_defined >= (FEWEST_POINTS if is_unknown else 1)
+
+
+def _constants(nodes: tuple[Node, ...], numbers: "_Numbers") -> list[Fraction]:
+    """The numbers in expressions, and the values of the parts without variables; nearly, if they are not rational."""
+    numbers.begin(Point(0, {}))
+    constants, left = [], list(nodes)
+    while left:
+        node = left.pop(0)
+        left += node.arguments
+        if _is_unknown(node):
+            continue
+        try:
+            value = numbers.value(node, {})
+            constants.append(value if isinstance(value, Fraction) else Fraction(float(value)))
+        except (Unreadable, ArithmeticError, ValueError, TypeError):  # no value, or none that is real
+            continue
+    return list(dict.fromkeys(constants))
+
+
+def _may_change(node: Node) -> bool:
+    """Whether a part of an expression may be one formula for some values of a variable and another formula for others."""
+    is_analytic = node.operation not in _CHANGING
+    if node.operation == "power" and _is_unknown(node.arguments[0]):
+        exponent = node.arguments[1]
+        exponent = exponent.arguments[0] if exponent.operation == "minus" else exponent
+        is_analytic = isinstance(exponent.value, Fraction) and exponent.value.denominator == 1
+    return _is_unknown(node) and (not is_analytic or any(map(_may_change, node.arguments)))
 
 
 def _in_factorials(node: Node) -> set[str]:
@@ -93,50 +122,40 @@ def _in_factorials(node: Node) -> set[str]:
     return set().union(*map(_in_factorials, node.arguments)) if node.arguments else set()
 
 
-def _random_value(name: str, number: int, *, is_whole: bool = False) -> Fraction:
-    """A value of a variable: mostly between 0 and 5, sometimes negative; the same in each process."""
-    digest = hashlib.sha256(f"{number} {name}".encode()).digest()
-    above, below = int.from_bytes(digest[:2]), digest[2] % 50 + 51
-    if is_whole:
-        return Fraction(above % 40 + 1)
-    size = Fraction(above % (5 * below) + 1, below)
-    if number % 3 == 0:
-        size = size / 6  # where arcsin is defined
-    return -size if number % 5 in (1, 3) else size
-
-
+_CHANGING = frozenset(["abs", "floor", "ceiling", "root", "arcsin", "arccos", "arctan", "factorial", "binomial"])
 _kept = threading.local()
 
 
-def _numbers() -> tuple["_Numbers", "_Numbers"]:
-    """Numbers with few digits and with many: one pair for each thread, because mpmath keeps its precision in a variable."""
+def _numbers() -> "_Numbers":
+    """Numbers with many digits: one object for each thread, because mpmath keeps its precision in a variable."""
     if not hasattr(_kept, "numbers"):
-        _kept.numbers = (_Numbers(ROUGH_DIGITS, is_rough=True), _Numbers(DIGITS, is_rough=False))
+        _kept.numbers = _Numbers()
     return _kept.numbers
 
 
-class _Numbers:
-    """Numbers with a certain number of digits, and how to compute with them."""
+_POWERS = frozenset(["product", "quotient", "power", "root", "exp", "factorial", "binomial"])
+"""Operations that make 0 of nothing but 0. All others may also give a small number in place of 0, as `\\sin \\pi` does."""
 
-    def __init__(self, digits: int, *, is_rough: bool) -> None:
+
+class _Numbers:
+    """Numbers with many digits, and how to compute with them."""
+
+    def __init__(self) -> None:
         from mpmath.ctx_mp import MPContext  # takes 0.2 s
 
         self._context = MPContext()
-        self._context.dps = digits
-        self._is_rough = is_rough
+        self._context.dps = DIGITS
         self._smallest = self._context.mpf(10) ** -SMALLEST_DIFFERENCE
-        self.begin(0)
+        self.begin(Point(0, {}))
 
-    def begin(self, point: int) -> None:
+    def begin(self, point: Point) -> None:
         """Begin with another point: functions have other values there."""
         self._point = point
-        self._largest = self._context.mpf(1)
 
     def are_equal(self, left: Value, right: Value) -> bool:
         if isinstance(left, Fraction) and isinstance(right, Fraction):
             return left == right
-        difference = abs(self._real(left) - self._real(right))
-        return bool(difference <= (self._largest * ROUGH_DIFFERENCE if self._is_rough else self._smallest))
+        return bool(abs(self._real(left) - self._real(right)) <= self._smallest)
 
     def difference(self, left: Value, right: Value) -> Value:
         return self._apply("sum", left, self._apply("minus", right))
@@ -144,26 +163,23 @@ class _Numbers:
     def multiply(self, left: Value, right: Value) -> Value:
         return self._apply("product", left, right)
 
-    def value(self, node: Node, points: Mapping[str, Fraction]) -> Value:
+    def value(self, node: Node, values: Mapping[str, Fraction]) -> Value:
         """The expression's value. Raises `Unreadable` or an `ArithmeticError` where it has none."""
         if node.operation == "number":
             return node.value
         if node.operation == "name":
-            return points[str(node.value)]
-        arguments = [self.value(argument, points) for argument in node.arguments]
+            return values[str(node.value)]
+        arguments = [self.value(argument, values) for argument in node.arguments]
         if node.operation == "call":
             return self._unknown_function(str(node.value), arguments)
-        value = self._apply(node.operation, *arguments)
-        if not isinstance(value, Fraction):
-            self._check_size(value)
-        return value
+        return self._apply(node.operation, *arguments)
 
     def _apply(self, operation: str, *arguments: Value) -> Value:
         if all(isinstance(argument, Fraction) for argument in arguments):
             exactly = _exactly(operation, *arguments)
             if exactly is not None:
                 return exactly
-        return self._nearly(operation, *map(self._real, arguments))
+        return self._of_size(operation, self._nearly(operation, *map(self._real, arguments)))
 
     def _nearly(self, operation: str, *arguments: Value) -> Value:
         context = self._context
@@ -179,7 +195,7 @@ class _Numbers:
             case "product", (left, right):
                 return left * right
             case "quotient", (above, below):
-                if self.are_equal(below, Fraction(0)):
+                if below == 0:
                     raise Unreadable("division by zero")
                 return above / below
             case "minus", (number,):
@@ -189,11 +205,13 @@ class _Numbers:
             case "root", (number, index):
                 return self._root(number, index)
             case "log", (number, base):
-                return context.log(number) / context.log(base)
+                return self._function("ln", number) / self._function("ln", base)
             case _:
                 return self._function(operation, *arguments)
 
     def _function(self, name: str, *arguments: Value) -> Value:
+        if self._point.is_real and name in _LIMITED and not _LIMITED[name](arguments[0]):
+            raise Unreadable("no real number at this point")
         names = {"abs": "fabs", "ceiling": "ceil", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
         if name in ("factorial", "binomial"):
             raise Unreadable("a factorial of no whole number")
@@ -203,13 +221,16 @@ class _Numbers:
                 raise Unreadable("a number too close to a whole one to be rounded")
         if name in ("tan", "sec", "cot", "csc"):
             below = self._context.cos(arguments[0]) if name in ("tan", "sec") else self._context.sin(arguments[0])
-            if self.are_equal(below, Fraction(0)):
+            if abs(below) <= self._smallest:
                 raise Unreadable("not defined here")
-        return getattr(self._context, {"ln": "log", **names}.get(name, name))(*arguments)
+        value = getattr(self._context, {"ln": "log", **names}.get(name, name))(*arguments)
+        if name == "tanh" and abs(1 - abs(value)) * LARGEST < 1:
+            raise Unreadable("a number too close to 1")
+        return value
 
     def _power(self, base: Value, exponent: Value) -> Value:
         is_whole = exponent == self._context.nint(exponent.real)
-        if self.are_equal(base, Fraction(0)):
+        if base == 0:
             raise Unreadable("a power of zero")
         if not is_whole and not isinstance(base, self._context.mpc) and base < 0:
             raise Unreadable("a root of a negative number has several values")
@@ -222,6 +243,8 @@ class _Numbers:
         if index != int(index.real) or not 2 <= index.real <= 100:
             raise Unreadable("a root of this kind")
         if index == 2:
+            if self._point.is_real and not _is_positive(number):
+                raise Unreadable("no real number at this point")
             return self._context.sqrt(number)
         if isinstance(number, self._context.mpc):
             raise Unreadable("a root of a complex number has several values")
@@ -233,20 +256,36 @@ class _Numbers:
     def _unknown_function(self, name: str, arguments: list[Value]) -> Fraction:
         """A random value, the same for the same function and arguments."""
         places = [str(self._context.nstr(self._real(argument), 25)) for argument in arguments]
-        return _random_value(f"{name} of {', '.join(places)}", self._point)
+        return random_value(f"{name} of {', '.join(places)}", self._point.number)
 
     def _real(self, value: Value) -> Value:
         if not isinstance(value, Fraction):
             return value
-        if value and not 1 <= abs(value) * LARGEST <= LARGEST**2:
-            raise Unreadable("a number of this size")
+        if max(abs(value.numerator), value.denominator) > LARGEST:
+            raise Unreadable("a number of this size, or with this many digits")
         return self._context.mpf(value.numerator) / value.denominator
 
-    def _check_size(self, value: Value) -> None:
+    def _of_size(self, operation: str, value: Value) -> Value:
+        """The value, if it has a size that is computed exactly enough; 0 if it differs from 0 only by rounding."""
         size = abs(value)
-        if not size < LARGEST or self._smallest < size < self._context.mpf(1) / LARGEST:
-            raise Unreadable("a number of this size")
-        self._largest = max(self._largest, size)
+        if size * LARGEST >= 1 and size < LARGEST:
+            return value
+        if size == 0 or (size <= self._smallest and operation not in _POWERS):
+            return Fraction(0)
+        raise Unreadable("a number of this size")
+
+
+def _is_positive(number: Value) -> bool:
+    """Whether a number of mpmath is real and not negative."""
+    return number.imag == 0 and number.real >= 0
+
+
+def _is_sine(number: Value) -> bool:
+    return number.imag == 0 and abs(number) <= 1
+
+
+_LIMITED = {"ln": _is_positive, "arcsin": _is_sine, "arccos": _is_sine}
+"""Functions that are real only for some real numbers, and for which."""
 
 
 def _exactly(operation: str, *arguments: Fraction) -> Fraction | None:
