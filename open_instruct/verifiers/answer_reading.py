@@ -80,7 +80,8 @@ _is_no_unit = re.compile(
 ).fullmatch
 """Matches a word that may follow a number but is no unit: it changes the number (`million`) or offers a second number (`or`)."""
 _PLAIN_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
-_POWER_OF_TEN = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([-+]?[0-9]{1,3})")
+POWER_OF_TEN = re.compile(rf"(?:{_PLAIN_NUMBER.pattern})[eE][-+]?[0-9]{{1,3}}")
+"""`1.5e-3`, as programs write numbers."""
 _FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-9]+)/([0-9]+))")
 
 
@@ -99,6 +100,11 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
     text = _compact(text)
     number = _exactly(text)
     return (text if number is None else number), ""
+
+
+def units_agree(unit: str, other: str) -> bool:
+    """Whether two numbers with these units may be equal. One may have none, but 3 is not 3%."""
+    return unit == other or ("" in (unit, other) and "%" not in (unit, other))
 
 
 def without_full_stop(text: str) -> str:
@@ -176,7 +182,7 @@ def _exactly(text: str) -> Fraction | None:
         return int(f"{sign}1") * Fraction(int(top or plain_top), denominator) if denominator else None
     if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", text):
         text = text.replace(",", "")
-    if _PLAIN_NUMBER.fullmatch(text) or _POWER_OF_TEN.fullmatch(text):
+    if _PLAIN_NUMBER.fullmatch(text) or POWER_OF_TEN.fullmatch(text):
         return Fraction(Decimal(text))
     return None
 
@@ -249,7 +255,8 @@ def _value(digits: str, exponent: str | None, denominator: str | None, *, is_neg
 # --- words -------------------------------------------------------------------------------------------------------------
 
 _MINUS_SIGNS = {ord(sign): "-" for sign in "\N{MINUS SIGN}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-MINUS}"}
-_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
+GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
+"""A whole number whose thousands are separated by commas."""
 _SEPARATOR = re.compile(r"(?<![0-9])[,;:]|[,;:](?![0-9])")
 _QUOTES = "\"'`\u2018\u2019\u201c\u201d"
 _INSIDE_WORD = re.compile(rf"(?<=[^\W\d_])[.{_QUOTES}](?=[^\W\d_])")
@@ -263,7 +270,7 @@ def normalize_answer(text: str) -> str:
     Punctuation between digits, or as an operator, stays: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000. An article before a word
     is removed: `the B` is B, but `A, B` and `A B` are `a b`, because `a` is no article before a single letter.
     """
-    text = _GROUPED.sub(lambda match: match[0].replace(",", ""), text.lower().translate(_MINUS_SIGNS))
+    text = GROUPED.sub(lambda match: match[0].replace(",", ""), text.lower().translate(_MINUS_SIGNS))
     raw = _SEPARATOR.sub(r"\g<0> ", text).split()
     words = [(word.lstrip(_QUOTES + "("), _bare(word)) for word in raw]
     words = [pair for pair in words if pair[1]]

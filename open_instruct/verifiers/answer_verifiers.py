@@ -11,6 +11,7 @@ from open_instruct.verifiers.answer_reading import (
     last_number,
     math_value,
     normalize_answer,
+    units_agree,
 )
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import single_label
@@ -120,9 +121,8 @@ class MathVerifier(VerifierFunction):
         if answer is None:
             return VerificationResult(0.0, reasoning="no answer found")
         value, unit_of_answer = math_value(answer)
-        units_agree = unit == unit_of_answer or ("" in (unit, unit_of_answer) and "%" not in (unit, unit_of_answer))
         if value == value_wanted:
-            return VerificationResult(float(units_agree))
+            return VerificationResult(float(units_agree(unit, unit_of_answer)))
         return VerificationResult(float(math_equivalence.are_equal(answer, wanted)))
 
     def find_answer(self, prediction: str) -> str | None:

@@ -19,7 +19,13 @@ from contextvars import ContextVar
 from fractions import Fraction
 
 from open_instruct.verifiers import math_values
-from open_instruct.verifiers.answer_reading import math_value, without_font, without_full_stop, without_spacing
+from open_instruct.verifiers.answer_reading import (
+    math_value,
+    units_agree,
+    without_font,
+    without_full_stop,
+    without_spacing,
+)
 from open_instruct.verifiers.math_names import (
     begins_a_statement,
     has_variable,
@@ -41,15 +47,16 @@ from open_instruct.verifiers.math_parts import (
     with_signs,
     without_thousands,
 )
+from open_instruct.verifiers.math_signs import in_latex
 from open_instruct.verifiers.math_syntax import read_expression
 from open_instruct.verifiers.math_tokens import Unreadable
 
 LONGEST = 300
 """Longest expression, in characters, that is compared."""
 PATIENCE_S = 2.0
-"""Seconds that one comparison of two expressions may take. After that they count as not equal."""
+"""Seconds of a processor that one comparison of two expressions may take. After that they count as not equal."""
 PATIENCE_IN_ALL_S = 6.0
-"""Seconds after which no further element of a list, a set or a matrix is compared."""
+"""Seconds of a processor after which no further element of a list, a set or a matrix is compared."""
 _end: ContextVar[float] = ContextVar("end", default=math.inf)
 MOST_ELEMENTS = 16
 
@@ -66,6 +73,8 @@ _SPACE_BESIDE_COMMA = re.compile(
     rf"(?<=[,{ANY_ORDER}])\s*(?:{_WIDE_SPACE.pattern}\s*)+|(?:{_WIDE_SPACE.pattern}\s*)+(?=[,{ANY_ORDER}])"
 )
 _ELEMENT_OF = re.compile(r"^[A-Za-z] *(?:\\in(?![A-Za-z])|∈)")
+_LETTERS = re.compile("[A-Za-z ]+")
+"""Letters without any operator, index or digit are no product: `No` is not `oN`."""
 _UNIT_BEHIND = re.compile(r"^(.*[^\\])\\(?:text|mathrm|mbox)\{([^{}]*)\}(\^\{?[23]\}?)?$")
 
 
@@ -80,7 +89,7 @@ def are_equal(answer: str, label: str) -> bool:
     left, right = _plain(answer), _plain(label)
     if left is None or right is None:
         return False
-    token = _end.set(time.monotonic() + PATIENCE_IN_ALL_S)
+    token = _end.set(time.thread_time() + PATIENCE_IN_ALL_S)
     try:
         return _equal(left, right) or _equal_with_thousands(left, right)
     finally:
@@ -98,7 +107,7 @@ def prepare() -> None:
 
 def _plain(latex: str) -> str | None:
     """The expression without spacing, font and degrees, with one sign for each relation; None if it is two statements."""
-    text = without_full_stop(latex.strip().strip("$")).replace("\N{MINUS SIGN}", "-").replace("\\%", "%")
+    text = in_latex(without_full_stop(latex.strip().strip("$"))).replace("\\%", "%")
     text = with_signs(_FACTORIAL_EQUALS.sub(r"\1 =", _UNMISTAKABLE_THOUSANDS.sub("", text)))
     text = _of_interval(_SPACE_BESIDE_COMMA.sub(" ", text))
     if _WIDE_SPACE.search(text) or "~=" in text:
@@ -125,7 +134,7 @@ def _equal_with_thousands(answer: str, label: str) -> bool:
 def _equal(answer: str, label: str) -> bool:
     if _same_value(answer, label):
         return True
-    if time.monotonic() > _end.get():
+    if time.thread_time() > _end.get():
         return False
     lists = listed(answer), listed(label)
     if any(lists):
@@ -219,13 +228,15 @@ def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
     name = name_of(before[0]) if before else name_in_label
     if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, wanted):
         return True
-    return len(answer) == len(label) == 2 and _same_equation(*answer, *label)
+    try:
+        return len(answer) == len(label) == 2 and _same_equation(*answer, *label)
+    except TookTooLong:
+        return False
 
 
 def _same_value(left: str, right: str) -> bool:
     (value, unit), (other, other_unit) = math_value(left), math_value(right)
-    units_agree = unit == other_unit or ("" in (unit, other_unit) and "%" not in (unit, other_unit))
-    return value == other and units_agree
+    return value == other and units_agree(unit, other_unit)
 
 
 def _equal_as_sets(elements: list[str], others: list[str]) -> bool:
@@ -246,7 +257,12 @@ def _same_expression(left: str, right: str) -> bool:
     (left, unit), (right, other_unit) = _without_unit(left), _without_unit(right)
     if unit != other_unit and unit and other_unit:
         return False
-    return not (_is_number(left) and _is_number(right)) and _same_at_points(left, right)
+    if (_is_number(left) and _is_number(right)) or (_LETTERS.fullmatch(left) and _LETTERS.fullmatch(right)):
+        return False  # they would be the same text
+    try:
+        return _same_at_points(left, right)
+    except TookTooLong:
+        return False
 
 
 def _without_unit(text: str) -> tuple[str, str]:
@@ -287,16 +303,23 @@ def _same_equation(left: str, right: str, other_left: str, other_right: str) -> 
     return within(PATIENCE_S, lambda: math_values.same_equation((first, second), (third, fourth)))
 
 
-class _TookTooLong(BaseException):
+class TookTooLong(Exception):
+    """A comparison reached its limit of time, so that nothing is known about it."""
+
+
+class _Interruption(BaseException):
     """Not an `Exception`, so that no handler inside the call swallows it."""
 
 
 def within(limit_s: float, call: Callable[[], bool]) -> bool:
-    """The result of `call`; False if it raises an error or takes longer than `limit_s`."""
+    """The result of `call`; False if it raises an error. Raises `TookTooLong` after `limit_s` seconds of a processor: those of a
+    busy machine, in which the call does not run, do not count."""
     try:
         with _interrupted_after(limit_s):
             return call()
-    except (_TookTooLong, RecursionError, MemoryError):
+    except _Interruption:
+        raise TookTooLong(f"a comparison took more than {limit_s} s") from None
+    except (RecursionError, MemoryError):
         return False
     except (ArithmeticError, ValueError, TypeError):  # what mpmath raises for values that an operation does not have
         return False
@@ -304,13 +327,13 @@ def within(limit_s: float, call: Callable[[], bool]) -> bool:
 
 @contextmanager
 def _interrupted_after(limit_s: float) -> Iterator[None]:
-    """Interrupts the block after `limit_s` seconds. The clock is read at each call that Python makes, because the jail has no
-    signals, and for some users no threads."""
-    end = time.monotonic() + limit_s
+    """Interrupts the block after `limit_s` seconds of this thread. The clock is read at each call that Python makes, because the
+    jail has no signals, and for some users no threads."""
+    end = time.thread_time() + limit_s
 
     def look(frame: object, event: str, argument: object) -> None:
-        if time.monotonic() > end:
-            raise _TookTooLong
+        if time.thread_time() > end:
+            raise _Interruption
 
     before = sys.getprofile()
     sys.setprofile(look)

@@ -3,6 +3,8 @@
 import itertools
 import re
 
+from open_instruct.verifiers.answer_reading import GROUPED
+
 Parts = tuple[str, list[str]] | None
 """The kind of a structure, and its elements; None if the text is no such structure."""
 
@@ -10,7 +12,6 @@ _OPEN_CLOSE = {"(": ")", "[": "]", "{": "}"}
 _MATRIX = re.compile(
     r"\\begin\{(?P<kind>[pbBvV]?matrix|smallmatrix|array)\} *(?:\{[lcr| ]*\})?(?P<rows>.*)\\end\{(?P=kind)\}", re.DOTALL
 )
-_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _END_OF_ROW = re.compile(r"\\\\(?: ?\[-?[0-9.]+ ?(?:pt|em|ex|mm|cm|in)\])?")
 _KINDS = {"Bmatrix": "braces", "vmatrix": "determinant", "Vmatrix": "norm"}
 """Matrix environments whose brackets mean something other than a matrix."""
@@ -125,7 +126,7 @@ def sides_of_equation(text: str) -> list[str] | None:
 def without_thousands(text: str) -> str:
     """`1000\\pi` for `1,000\\pi`; commas in brackets stay, because `(1,200)` is a point."""
     depths = list(itertools.accumulate((char in "([{") - (char in ")]}") for char in text))
-    return _GROUPED.sub(lambda found: found[0] if depths[found.start()] else found[0].replace(",", ""), text)
+    return GROUPED.sub(lambda found: found[0] if depths[found.start()] else found[0].replace(",", ""), text)
 
 
 def split_outside_brackets(text: str, separators: str) -> list[str] | None:

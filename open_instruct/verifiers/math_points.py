@@ -1,8 +1,7 @@
 """The values of variables at which `math_values.py` compares two expressions.
 
 An expression may change its form anywhere: `|x-10|` is `10-x` up to 10, and `\\lfloor x/10 \\rfloor` is 0 from 0 to 10. So
-there are points near 0, points of several sizes, and a point between each two neighbors of the numbers at which the form may
-change.
+there are points near 0, points of several sizes, and points at and between the numbers at which the form may change.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ SIZES = (7, 60, 500, 4_000, 10**6)
 """Largest absolute values of the points of several sizes. They lie above half of it."""
 MOST_CHANGES = 30
 """Numbers of which both sides are tried, and of their negatives. With more, the first ones count."""
-MOST_BETWEEN = 64
+MOST_AROUND = 80
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ def points(names: set[str], whole: set[str], constants: list[Fraction]) -> Itera
                 value = -value  # variables of different signs
             values[name] = Fraction(abs(round(value))) if name in whole else value
         yield Point(number, values, is_real=True)
-    between = itertools.product(_between_changes(constants), order)
-    for value, name in itertools.islice(between, MOST_BETWEEN):
+    around = itertools.product(_around_changes(constants), order)
+    for value, name in itertools.islice(around, MOST_AROUND):
         number = next(numbers)
         values = {other: random_value(other, number, is_whole=other in whole) for other in order}
         values[name] = Fraction(abs(math.floor(value))) if name in whole else value
@@ -69,9 +68,9 @@ def random_value(name: str, number: int, *, is_whole: bool = False) -> Fraction:
     return -size if number % 5 in (1, 3) else size
 
 
-def _between_changes(constants: list[Fraction]) -> list[Fraction]:
-    """A value between each two neighbors of the numbers at which a form may change: a constant, the quotient of two constants
-    (100/3 in `|3x-100|`), and their negatives; and one beyond each end."""
+def _around_changes(constants: list[Fraction]) -> list[Fraction]:
+    """The first constants, and a value between each two neighbors of the numbers at which a form may change: a constant, the
+    quotient of two constants (100/3 in `|3x-100|`), and their negatives; and one beyond each end."""
     sizes = list(dict.fromkeys(map(abs, constants)))
     quotients = [one / other for one, other in itertools.permutations(sizes[:8], 2) if other]
     changes = list(dict.fromkeys([*sizes, *quotients]))[:MOST_CHANGES]
@@ -79,4 +78,5 @@ def _between_changes(constants: list[Fraction]) -> list[Fraction]:
     if not order:
         return []
     inner = [low + (high - low) * Fraction(3, 7) for low, high in itertools.pairwise(order)]
-    return [order[-1] * Fraction(8, 7) + 1, *inner, order[0] * Fraction(8, 7) - 1]
+    itself = [size * sign for size in sizes[:8] for sign in (1, -1)]
+    return [order[-1] * Fraction(8, 7) + 1, order[0] * Fraction(8, 7) - 1, *itself, *inner]

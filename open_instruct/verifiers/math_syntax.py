@@ -12,8 +12,10 @@ only its beginning was read.
 
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 
+from open_instruct.verifiers.answer_reading import POWER_OF_TEN
 from open_instruct.verifiers.math_tokens import (
     ACCENTS,
     ANGLES,
@@ -42,13 +44,12 @@ from open_instruct.verifiers.math_tokens import (
 MOST_DEPTH = 40
 _LETTERS_AS_DIGITS = re.compile(r"(?=[A-Z]*[0-9])(?=[0-9]*[A-F])([0-9A-F]+)_\{?(1[1-6])\}?")
 """`A3_{16}`, which is 163."""
-_SCIENTIFIC = re.compile(r"([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([-+]?[0-9]{1,3})")
 
 
 def read_expression(latex: str) -> Node:
     """The expression that the whole text stands for. Raises `Unreadable`."""
-    if scientific := _SCIENTIFIC.fullmatch(latex.strip()):
-        return Node("number", value=Fraction(scientific[1]) * Fraction(10) ** int(scientific[2]))
+    if POWER_OF_TEN.fullmatch(latex.strip()):
+        return Node("number", value=Fraction(Decimal(latex.strip())))
     if digits := _LETTERS_AS_DIGITS.fullmatch(latex.strip()):
         return Node("number", value=number_in_base(digits[1], int(digits[2])))
     reader = _Reader(tokens_of(latex))
@@ -81,11 +82,18 @@ class _Cursor:
     def read_raw(self) -> list[str]:
         """The tokens in braces, or a single token."""
         if self.next != "{":
-            return [self.take()]
+            return [self.take_sign()]
         start = self.position + 1
         end = self.closing(self.position)
         self.position = end + 1
         return self.tokens[start:end]
+
+    def take_sign(self) -> str:
+        """The next token, unless it has several letters, of which TeX takes the first alone."""
+        token = self.take()
+        if len(token) > 1 and token.isalpha():
+            raise Unreadable("letters without braces")
+        return token
 
     def closing(self, opening: int) -> int:
         """The position of the bracket that closes the bracket at `opening`."""
@@ -294,7 +302,7 @@ class _Reader(_Cursor):
 
     def read_symbol(self) -> Node:
         """A letter or a Greek letter without index."""
-        token = self.take()
+        token = self.take_sign()
         if token == r"\pi" or token in ("e", "i"):
             return Node(token.lstrip("\\"))
         if token.isalpha() or token[1:] in GREEK:
@@ -342,7 +350,7 @@ class _Reader(_Cursor):
             return Node("name", value=f"{command} {''.join(self.read_raw())}")
         if token[:1] == "\\" and command in FONTS:
             letters = self.read_raw()
-            if len(letters) != 1 or not letters[0].isalpha():
+            if len(letters) != 1 or not letters[0].isalpha() or len(letters[0]) > 1:
                 raise Unreadable("a word")
             token = letters[0]
         elif not token.isalpha() and command not in GREEK | {"pi"}:

@@ -103,9 +103,12 @@ def tokens_of(latex: str) -> list[str]:
 
 
 def _letters(word: str) -> list[str]:
-    """A word as a command, if it is the name of a function; else as a product of letters."""
+    """A word as a command, if it is the name of a function; as one name, if it is two capitals (a side `AB`, heads and tails
+    `HT`); else as a product of letters."""
     if word in _PLAIN:
         return [f"\\{word}"]
+    if len(word) == 2 and word.isupper():
+        return [word]
     if len(word) > 2 or word in _NO_PRODUCTS:
         raise Unreadable(f"a word: {word}")
     return list(word)

@@ -62,6 +62,11 @@ def repeating(value: Fraction) -> str:
     return rf"{sign}{whole}.{digits[:start]}\overline{{{digits[start:]}}}"
 
 
+def raised(number: int) -> str:
+    """A whole number as an exponent of Unicode: `⁻¹²`."""
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
 def in_base(number: int, base: int) -> str:
     digits = ""
     while number:

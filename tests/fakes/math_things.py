@@ -4,7 +4,8 @@ import random
 from collections.abc import Callable
 from fractions import Fraction
 
-from math_spellings import Spelling, Thing, frac, in_base, latex, num, other, plain, plain_decimal, repeating
+from math_edge_things import EDGES
+from math_spellings import Spelling, Thing, frac, in_base, latex, num, other, plain, plain_decimal, raised, repeating
 
 WORDS = ("east", "west", "even", "odd", "Monday", "Friday", "red", "blue", "parallel", "isosceles", "cone", "ellipse")
 UNITS = ("cm", "m", "kg", "inches", "dollars", "seconds")
@@ -27,6 +28,7 @@ def whole_number(rng: random.Random) -> Thing:
         Spelling("product", rf"2 \cdot \frac{{{value}}}{{2}}"),
         Spelling("power of ten", rf"{plain_decimal(Fraction(value, 1000))} \times 10^{{3}}"),
         Spelling("exponent `1e3`", f"{plain_decimal(Fraction(value, 1000))}e3"),
+        Spelling("Unicode", f"{plain_decimal(Fraction(value, 1000))}×10³"),
         Spelling("other base", f"{in_base(value, base)}_{{{base}}}"),
     ]
     wrong = [str(other(rng, Fraction(value))) for _ in range(2)]
@@ -78,6 +80,7 @@ def tiny(rng: random.Random) -> Thing:
         Spelling("one over a power", rf"\frac{{1}}{{{base}^{{{exponent}}}}}"),
         Spelling("slash", f"1/{base}^{{{exponent}}}"),
         Spelling("power of a fraction", rf"\left(\frac{{1}}{{{base}}}\right)^{{{exponent}}}"),
+        Spelling("Unicode", f"{base}{raised(-exponent)}"),
     ]
     return Thing(
         spellings, [f"{base}^{{-{exponent + 1}}}", f"{base}^{{{exponent}}}", "0", "0.0", f"{base + 1}^{{-{exponent}}}"]
@@ -95,6 +98,8 @@ def radical(rng: random.Random) -> Thing:
         Spelling("fractional power", rf"{plus}+{factor}\cdot {under}^{{\frac{{1}}{{2}}}}"),
         Spelling("one fraction", rf"\frac{{{2 * plus}+{2 * factor}\sqrt{{{under}}}}}{{2}}"),
         Spelling(r"`\sqrt(2)`", rf"{plus}+{factor}\sqrt({under})"),
+        Spelling("Unicode", f"{plus} + {factor}√{under}"),
+        Spelling("Unicode with halves", f"{plus}½ + {factor}√{under} − ½"),
         Spelling("decimal", approximation, is_read=False),
     ]
     wrong = [
@@ -112,6 +117,7 @@ def constant(rng: random.Random) -> Thing:
         Spelling(r"π in the fraction", rf"\frac{{{value.numerator}\pi}}{{{value.denominator}}}+e^{{{exponent}}}"),
         Spelling(r"`\mathrm{e}`", rf"\mathrm{{e}}^{{{exponent}}} + {latex(value)}\pi"),
         Spelling(r"`\exp`", rf"\exp({exponent}) + {latex(value)} \cdot \pi"),
+        Spelling("Unicode", f"{plain(value)} · π + e{raised(exponent)}"),
     ]
     return Thing(
         spellings, [rf"{latex(other(rng, value))}\pi + e^{{{exponent}}}", rf"{latex(value)}\pi + e^{{{exponent + 1}}}"]
@@ -154,6 +160,7 @@ def polynomial(rng: random.Random) -> Thing:
         Spelling("expanded", expanded),
         Spelling("factors", f"(x{signed(-first)})(x{signed(-second)})"),
         Spelling("other order", f"{product}{signed(total)}x+x^{{2}}"),
+        Spelling("Unicode", f"x²{signed(total)}x{signed(product)}".replace("-", "−")),
         Spelling("name before `=`", f"f(x) = {expanded}"),
     ]
     return Thing(
@@ -222,7 +229,11 @@ def interval(rng: random.Random) -> Thing:
 def union_of_intervals(rng: random.Random) -> Thing:
     points = sorted(rng.sample(range(-40, 40), 3))
     first, second = rf"(-\infty, {points[0]})", f"({points[1]}, {points[2]}]"
-    spellings = [Spelling("in order", rf"{first} \cup {second}"), Spelling("other order", rf"{second} \cup {first}")]
+    spellings = [
+        Spelling("in order", rf"{first} \cup {second}"),
+        Spelling("other order", rf"{second} \cup {first}"),
+        Spelling("Unicode", f"(−∞, {points[0]}) ∪ {second}"),
+    ]
     wrong = [
         first,
         rf"{first} \cap {second}",
@@ -299,6 +310,7 @@ def alternatives(rng: random.Random) -> Thing:
     low, high = rf"{middle}-\sqrt{{{under}}}", rf"{middle}+\sqrt{{{under}}}"
     spellings = [
         Spelling(r"`\pm`", rf"{middle}\pm\sqrt{{{under}}}"),
+        Spelling("Unicode", f"{middle} ± √{under}"),
         Spelling("`or`", rf"{high} \text{{ or }} {low}"),
         Spelling("`or` with names", rf"x = {low} \text{{ or }} x = {high}"),
         Spelling("set", rf"\{{{low}, {high}\}}", is_read=False),
@@ -343,6 +355,7 @@ def inequality(rng: random.Random) -> Thing:
         Spelling(r"`\lt`, `\leqslant`", rf"{plain(low)} \lt x \leqslant {plain(high)}"),
         Spelling("other direction", rf"{latex(high)} \geq x > {latex(low)}"),
         Spelling("`>=`", f"{plain(high)} >= x > {plain(low)}"),
+        Spelling("Unicode", f"{plain(low)} < x ≤ {plain(high)}"),
         Spelling("interval", f"({latex(low)}, {latex(high)}]", is_read=False),
     ]
     wrong = [
@@ -478,4 +491,5 @@ KINDS: dict[str, Callable[[random.Random], Thing]] = {
     "percentage": percentage,
     "word": word,
     "choice": choice,
+    **EDGES,
 }

@@ -13,12 +13,14 @@ EXHIBIT = Exhibit(
     subject="rewards",
     happened="Numbers counted as equal when they differed by less than a fixed amount, so all tiny numbers were equal, and"
     " equal to 0.",
-    here="Numbers are compared relative to their size, and only 0 is equal to 0 (`verifiers/math_equivalence.py`).",
+    here="Rational numbers are compared exactly, all others to 1,000 digits, and only 0 is equal to 0"
+    " (`verifiers/math_values.py`).",
 )
 VALUES = {
     "10^{-25}": Fraction(1, 10**25),
     "10^{-26}": Fraction(1, 10**26),
     "2^{-50}": Fraction(1, 2**50),
+    "10^{-700}": Fraction(1, 10**700),
     "0.0": Fraction(0),
 }
 

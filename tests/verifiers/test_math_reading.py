@@ -332,3 +332,147 @@ def test_no_expression_takes_long(part: str) -> None:
         math_equivalence.are_equal(text, "x+3")
     math_equivalence.are_equal(texts[-1], f"{texts[-1]}+0")
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("|x-10|", "10-x"),
+        (r"\sqrt{(x-7)^2}", "7-x"),
+        ("|x-4|", "4-x"),
+        (r"\frac{|x-10|}{x-10}", "-1"),
+        (r"((x-10)^2)^{\frac{1}{2}}", "10-x"),
+        (r"\lfloor x/10\rfloor", r"\lfloor x/20\rfloor"),
+        (r"\lfloor x\rfloor+\lfloor -x\rfloor", "-1"),
+        (r"\lfloor x/17 \rfloor", r"\lceil x/17 \rceil - 1"),
+        (r"\binom{n}{41}", "0"),
+        (r"\arccos(\cos x)", "|x|"),
+        (r"\arctan(\tan x)", "x"),
+        ("|ab|", "ab"),
+        ("|x-10^7|", "10^7-x"),
+        ("|3x-100|+|3x-101|", "|6x-201|"),
+        (r"|x-\sqrt{50}|+|x-\sqrt{51}|", r"|2x-\sqrt{50}-\sqrt{51}|"),
+        ("x^{50}+|x-10|", "x^{50}+10-x"),
+        ("|x-10|=3y", "10-x=3y"),
+    ],
+)
+def test_expressions_that_differ_far_from_zero_or_between_two_numbers_differ(left: str, right: str) -> None:
+    assert score_both_ways(left, right) == {WRONG}
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (r"\sqrt{(x-100)^2}", "|100-x|"),
+        (r"\sqrt{\frac{x}{y}}", r"\frac{\sqrt{x}}{\sqrt{y}}"),
+        (r"\sqrt{2}\sqrt{x-100}", r"\sqrt{2x-200}"),
+        (r"\ln\frac{x}{y}", r"\ln x-\ln y"),
+        (r"\frac{n!}{(n-2)!}", "n(n-1)"),
+        ("2x-6y=14", "x-3y=7"),
+        (r"\sqrt[3]{x^3}", "x"),
+        (r"\sqrt{\sin \pi}", "0"),
+    ],
+)
+def test_expressions_that_are_equal_wherever_both_are_real_are_equal(left: str, right: str) -> None:
+    assert score_both_ways(left, right) == {RIGHT}
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("0", "e^{-1500}"),
+        ("e^{-1500}", "e^{-1600}"),
+        ("e^{-2000}", "2e^{-2000}"),
+        ("5", "5+e^{-1500}"),
+        ("x", "x+e^{-1500}"),
+        ("1-e^{-2000}", "1"),
+        (r"\pi^{-2000}", "e^{-2000}"),
+        (r"(\sqrt2/2)^{5000}", "0"),
+        (r"\sin(e^{-1500})", "0"),
+        (r"\tanh 2000", "1"),
+        (r"\sqrt{2}(1-10^{-5000})", r"\sqrt{2}"),
+        (r"\sqrt2+10^{-400}", r"\sqrt2"),
+        (r"\frac{1}{\cosh 2000}", "0"),
+    ],
+)
+def test_no_number_is_too_small_to_count(left: str, right: str) -> None:
+    assert score_both_ways(left, right) == {WRONG}
+    assert score_both_ways(left, left) == score_both_ways(right, right) == {RIGHT}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ("HT", "TH", WRONG),
+        ("TF", "FT", WRONG),
+        ("AC", "CA", WRONG),
+        ("No", "oN", WRONG),
+        ("IV", "VI", WRONG),
+        ("ab", "ba", WRONG),
+        ("A C", "C A", WRONG),
+        ("(AC)", "(CA)", WRONG),
+        ("HT, TT", "TH, TT", WRONG),
+        (r"\{HT, TT\}", r"\{TH, TT\}", WRONG),
+        (r"\sqrt AB", r"\sqrt{AB}", WRONG),
+        ("HT", r"\text{HT}", RIGHT),
+        ("AC+BC", "BC+AC", RIGHT),
+        ("2ab", "2ba", RIGHT),
+        ("xy", r"x \cdot y", RIGHT),
+    ],
+)
+def test_two_letters_alone_are_no_product(left: str, right: str, expected: float) -> None:
+    assert score_both_ways(left, right) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("text", "latex"),
+    [
+        ("2π", r"2\pi"),
+        ("πr²", r"\pi r^2"),
+        ("√2", r"\sqrt{2}"),
+        ("√12", r"2\sqrt{3}"),
+        ("√3/2", r"\frac{\sqrt3}{2}"),
+        ("√(x+1)", r"\sqrt{x+1}"),
+        ("√π", r"\sqrt{\pi}"),
+        ("∛8", "2"),
+        ("x²", "x^2"),
+        ("2⁻¹⁰", r"\frac{1}{1024}"),
+        ("½", "0.5"),
+        ("3½", r"3\frac{1}{2}"),
+        ("2×3", "6"),
+        ("10÷4", "2.5"),
+        ("6.02×10²³", r"6.02\times 10^{23}"),
+        ("x ≤ 2", r"x \leq 2"),
+        ("x ⩾ 2", r"x \geqslant 2"),
+        ("x ≠ 3", r"x \neq 3"),
+        ("(−∞, 2) ∪ [3, ∞)", r"(-\infty,2)\cup[3,\infty)"),
+        ("x ∈ [1, 2]", "[1,2]"),
+        ("1 ± √2", r"1\pm\sqrt{2}"),
+        ("x₁+x₂", "x_1+x_2"),
+        ("101₂", "5"),
+        ("α+Δλ", r"\alpha+\Delta\lambda"),
+        ("⌊x⌋", r"\lfloor x\rfloor"),
+        ("∠ABC", r"\angle ABC"),
+        (r"25π\text{ cm²}", r"25\pi\text{ cm}^2"),
+        ("（1，2）", "(1,2)"),
+        ("𝑥²", "x^2"),
+    ],
+)
+def test_signs_of_unicode_are_commands_of_latex(text: str, latex: str) -> None:
+    assert score_both_ways(text, latex) == {RIGHT}
+
+
+@pytest.mark.parametrize(
+    ("text", "latex"),
+    [
+        ("√2x", r"\sqrt{2x}"),
+        ("√2x", r"\sqrt{2}x"),
+        ("√x²", "x"),
+        ("x²3", "x^{23}"),
+        ("3½", "3"),
+        ("2π", "2"),
+        ("4²", "4"),
+    ],
+)
+def test_signs_of_unicode_with_two_meanings_are_not_read(text: str, latex: str) -> None:
+    assert score_both_ways(text, latex) == {WRONG}
