@@ -14,6 +14,7 @@ from open_instruct.algorithms.reward_shaping import is_well_formed
 from open_instruct.chat_codec import OMISSION, ChatCodec
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data_types import GenerationResult, Sample
+from open_instruct.rollouts.answer_prompts import prompt_before_answer
 from open_instruct.rollouts.failure_log import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
@@ -52,11 +53,12 @@ class ResultScoring:
         and the seconds that verification took."""
         row = self._row(result)
         token_ids, texts = self._answers(result.samples)
+        queries = self._queries(result.samples, row.raw_query)
         started = time.perf_counter()
         checks = checks_of_row(row.dataset, row.ground_truth)
         if self.rubrics is not None and not result.is_eval:
             checks = [(name, self.rubrics.label(truth) if is_rubric(name) else truth) for name, truth in checks]
-        futures = [self.verifiers.submit(name, truth, token_ids, texts, row.raw_query) for name, truth in checks]
+        futures = [self.verifiers.submit(name, truth, token_ids, texts, queries) for name, truth in checks]
         when_all_are_done(futures, lambda: done(futures, time.perf_counter() - started))
 
     def learn_rubrics(self, training_step: int, groups: Iterable[ScoredGroup]) -> dict[str, float]:
@@ -77,6 +79,18 @@ class ResultScoring:
         """What the verifiers get for each judged sample: token ids and text."""
         token_ids = [sample.answer_ids.tolist() for sample in samples if sample.is_judged]
         return token_ids, [self._workflow.answer(self._codec.decode(ids)) for ids in token_ids]
+
+    def _queries(self, samples: Iterable[Sample], prompt: str) -> list[str]:
+        """The prompt as the verifiers get it for each judged sample: it ends with `<think>` if thoughts are open where the answer
+        begins. A workflow that cuts thoughts out of the answer itself gets the row's prompt as it is."""
+        queries = []
+        for sample in samples:
+            if not sample.is_judged:
+                continue
+            text = self._codec.decode(sample.answer_ids.tolist())
+            reads_thoughts = self._workflow.answer(text) != text
+            queries.append(prompt if reads_thoughts else prompt_before_answer(prompt, sample, self._codec))
+        return queries
 
     def texts(self, samples: Iterable[Sample]) -> list[str]:
         """The texts that the verifiers get for the judged samples."""

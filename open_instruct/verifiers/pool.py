@@ -113,9 +113,10 @@ class VerifierPool:
         ground_truth: object,
         token_ids: list[list[int]],
         texts: list[str],
-        query: str | None = None,
+        query: str | Sequence[str] | None = None,
     ) -> Future[list[Scored]]:
-        """Queues the G responses to the prompt `query`. Returns a future of their scores, in order.
+        """Queues the G responses to the prompt `query`. Returns a future of their scores, in order. `query` may also be a prompt
+        for each response.
 
         Submit several groups to keep all workers busy. The future raises `RuntimeError` if the pool is closed in the meantime.
         """
@@ -124,7 +125,8 @@ class VerifierPool:
             if self._closed:
                 raise RuntimeError("the verifier pool is closed")
             self._num_waiting += 1
-            job = ScoringJob(dataset, ground_truth, token_ids, texts, query)
+            queries = [query] * len(texts) if query is None or isinstance(query, str) else query
+            job = ScoringJob(dataset, ground_truth, token_ids, texts, queries)
             verifier = outside_verifier(dataset)
             future = self._outside.submit(verifier, job) if verifier else self._queue(job)
         future.add_done_callback(self._count)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -71,13 +71,14 @@ def raise_if_refused(job: "ScoringJob", refused: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """The responses to one prompt."""
+    """The responses to one row."""
 
     dataset: str
     ground_truth: object
     token_ids: list[list[int]]
     texts: list[str]
-    query: str | None
+    queries: Sequence[str | None]
+    """For each response, the prompt as a verifier gets it."""
 
 
 @dataclass(eq=False)
@@ -113,7 +114,7 @@ class Scorer:
         data, digits = b"", secrets.token_hex(most * SECRET_DIGITS // 2)  # one call, because each is a system call
         while waiting and len(self.sent) < most:
             number, secret = waiting[0], digits[len(self.sent) * SECRET_DIGITS :][:SECRET_DIGITS]
-            response = (job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.query)
+            response = (job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.queries[number])
             payload = pickle.dumps((secret, response))
             if data and len(data) + len(payload) > AHEAD_BYTES:
                 break

@@ -9,9 +9,9 @@ NEVER_ENDS = "the thoughts never end, so there is no answer"
 def answer_part(response: str, prompt: str | None = None) -> str | None:
     """The text after the last `</think>`, or the whole response if it holds no thoughts.
 
-    None if thoughts were begun and never ended: such a response has no answer. The response may have begun them, or `prompt`,
-    whose last word is then `<think>`.
+    None if thoughts were begun and never ended: such a response has no answer. Thoughts begin with the first word of the response
+    (or of what follows other thoughts), or with the last word of `prompt`. A `<think>` anywhere else is a word like any other.
     """
     _, end, answer = response.rpartition(END_THINK)
     begun_by_prompt = not end and prompt is not None and prompt.rstrip().endswith(THINK)
-    return None if begun_by_prompt or THINK in answer else answer
+    return None if begun_by_prompt or answer.lstrip().startswith(THINK) else answer

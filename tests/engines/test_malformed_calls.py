@@ -1,6 +1,7 @@
 """Each of vLLM's parsers with calls that are written wrongly, beside a call that is right."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -12,7 +13,7 @@ from open_instruct.chat_codec import ChatCodec
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.engines.vllm_tool_parsers import VllmParsers
 from open_instruct.environments.base import ToolCall, schema
-from open_instruct.workflows.conversations.call_forms import FORMS
+from open_instruct.workflows.conversations.call_forms import FORMS, CallForm
 from open_instruct.workflows.conversations.tool_parsers import VllmToolParser
 
 SCHEMAS = [
@@ -101,6 +102,67 @@ def mistake_of(calls: list[ToolCall], malformed: Malformed) -> str:
         is_told = "this call cannot be read" in other.problem and "A call looks like this: " in other.problem
         return "" if is_told and other.text else f"the model learns too little: {other}"
     return "" if (other.name, other.arguments) in malformed.readings else f"it is carried out in another way: {other}"
+
+
+def first_mark(form: CallForm) -> str:
+    """The beginning of a call, as a text may mention it."""
+    head = form.call.partition("NAME")[0].partition("{")[0].strip()
+    return head or ("guess(50)" if form.written == "python" else "")
+
+
+@pytest.mark.parametrize("name", named(list(FORMS)))
+def test_the_beginning_of_a_call_in_arguments_begins_none(name: str) -> None:
+    """The call is carried out as vLLM's parser reads it; if that cannot read it, the model is told once."""
+    form, parser = FORMS[name], make_parser(name)
+    inner = '{"name": "check"}'
+    texts = [
+        f"what does {first_mark(form)} mean",
+        f"{first_mark(form)} {inner} {first_mark(form)} again",
+        inner,
+        "check(7)",
+    ]
+    for arguments in (*({"text": text} for text in texts), {"user": {"name": "guess"}}, {"users": [{"name": "guess"}]}):
+        call = form.example("note", arguments)
+        read = make_parsers()(name, SCHEMAS)(form.turn(call))
+        others = parser.calls(form.turn(call))
+        if read and all(is_json(written) for _, written in read):
+            assert others == [ToolCall(named, json.loads(written)) for named, written in read], call
+        else:
+            [other] = others
+            assert "this call cannot be read" in other.problem, call
+        right = form.example("check", {"number": 7})
+        for calls in (parser.calls(form.turn(right, call)), parser.calls(form.turn(call, right))):
+            assert len(calls) == 1 + len(others), (call, calls)
+            assert calls.count(RIGHT) == 1, (call, calls)
+
+
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", ["granite", "phi4_mini_json", "hermes", "pythonic"])
+def test_parsers_that_read_a_mark_in_arguments_are_believed(name: str) -> None:
+    form, parser = FORMS[name], make_parser(name)
+    for arguments in ({"text": f"what does {first_mark(form)} mean"}, {"user": {"name": "guess"}}):
+        assert parser.calls(form.turn(form.example("note", arguments))) == [ToolCall("note", arguments)]
+
+
+@pytest.mark.parametrize("name", named(list(FORMS)))
+def test_an_answer_that_mentions_a_mark_is_an_answer(name: str) -> None:
+    form = FORMS[name]
+    written = re.search(form.begin.replace("NAMES", "guess"), form.example("guess", {}))
+    mark = "guess()" if form.written == "python" else "" if not written or "{" in written[0] else written[0]
+    for turn in (
+        f"The answer is 4 (no {mark} needed).",
+        f"I will not write {mark} now.",
+        f"I know `{mark}`, and it is 4.",
+        f"It is 4. {mark}",
+    ):
+        assert make_parser(name).calls(turn) == [], turn
 
 
 def test_what_was_wrong_is_said() -> None:

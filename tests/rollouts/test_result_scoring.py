@@ -1,6 +1,7 @@
 """What verifiers are asked about a result."""
 
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,15 @@ from group_fakes import make_result
 from transformers import AutoTokenizer
 
 from open_instruct.chat_codec import ChatCodec
-from open_instruct.data_types import GenerationResult, TokenStatistics
+from open_instruct.data_types import Completion, GenerationResult, Sample, TokenStatistics
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.scored_groups import Misses, ScoredGroup, UnscoredGroup
+from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import score_response
 from open_instruct.verifiers.row_verifiers import SEPARATOR
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.verifiers.text_verifiers import PassthroughVerifier
+from open_instruct.workflows.conversations.ledger import Ledger
 from open_instruct.workflows.rc.prompts import answer_of
 from open_instruct.workflows.single_turn import SingleTurn
 
@@ -39,10 +42,14 @@ class Asked:
     def __init__(self) -> None:
         self.texts: list[list[str]] = []
         self.token_ids: list[list[list[int]]] = []
+        self.queries: list[list[str]] = []
 
-    def submit(self, name: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str) -> Future:
+    def submit(
+        self, name: str, truth: object, token_ids: list[list[int]], texts: list[str], queries: list[str]
+    ) -> Future:
         self.texts.append(texts)
         self.token_ids.append(token_ids)
+        self.queries.append(queries)
         done: Future[list[Any]] = Future()
         done.set_result([])
         return done
@@ -208,9 +215,9 @@ def with_special_tags() -> Any:
 class OnlyRow:
     """Requests with one row."""
 
-    def __init__(self, dataset: str, ground_truth: object) -> None:
+    def __init__(self, dataset: str, ground_truth: object, raw_query: str = "?") -> None:
         self.train = self
-        self._row = SimpleNamespace(dataset=dataset, ground_truth=ground_truth, raw_query="?")
+        self._row = SimpleNamespace(dataset=dataset, ground_truth=ground_truth, raw_query=raw_query)
 
     def __getitem__(self, index: int) -> Any:
         return self._row
@@ -302,3 +309,63 @@ def test_form_is_looked_for_in_what_the_policy_said() -> None:
     assert not is_well_formed(("call", True), (form, False), ("46", True))
     assert not is_well_formed((form, False))
     assert not is_well_formed(("<think>a</think>", True), ("result", False), ("<answer>46</answer>", True))
+
+
+# --- thoughts that are open where an answer begins --------------------------------------------------------------------
+
+OPENED, CLOSED = "User: ?\nAssistant: <think>", "User: ?\nAssistant:"
+CALL, OUTPUT = "<search>x</search>", "<output>\ny\n</output>\n"
+NEXT_TURN = "<|tool|>y<|end|><|assistant|>"
+
+
+def talk(prompt: str, *texts: str) -> Sample:
+    """A conversation in which the policy speaks first, and then alternates with a tool."""
+    codec = ChatCodec(TOKENIZER)
+    ledger = Ledger(codec.encode(prompt))
+    for position, text in enumerate(texts):
+        ids = np.array(codec.encode(text), np.int32)
+        if position % 2:
+            ledger.inserted(ids.tolist())
+        else:
+            ledger.sampled(Completion(ids, np.zeros(len(ids), np.float32), "stop", [(1, len(ids))]))
+    return ledger.sample(finish_reason="stop")
+
+
+@pytest.mark.parametrize(
+    ("sample", "row_prompt", "expected"),
+    [
+        (talk(OPENED, f"I look it up.</think>{CALL}", OUTPUT, "So <answer>42</answer>"), OPENED, 1),
+        (talk(OPENED, f"I look it up.{CALL}", OUTPUT, "So <answer>42</answer>"), OPENED, 0),
+        (talk(OPENED, f"I look it up.{CALL}", OUTPUT, "yes</think> So <answer>42</answer>"), OPENED, 1),
+        (talk(CLOSED, f"<think>I look.{CALL}", OUTPUT, "So <answer>42</answer>"), CLOSED, 0),
+        (talk(CLOSED, f"I look.{CALL}", OUTPUT, "So <answer>42</answer>"), CLOSED, 1),
+        (talk(CLOSED, f"<think>I look.<|end|>{CALL}<|end|>", NEXT_TURN, "<answer>42</answer>"), CLOSED, 1),
+        (talk(OPENED, f"a</think>{CALL}<|end|>", f"{NEXT_TURN}<think>\n", "<answer>42</answer>"), OPENED, 0),
+        (talk(OPENED, f"a</think>{CALL}<|end|>", f"{NEXT_TURN}<think>\n", "b</think><answer>42</answer>"), OPENED, 1),
+        (talk(CLOSED, "<answer>42</answer>"), OPENED, 1),
+        (talk(f"{OPENED}\n", "<answer>42</answer>"), CLOSED, 0),
+        (talk(OPENED, "<answer>42</answer>"), OPENED, 0),
+    ],
+)
+def test_the_tokens_in_front_of_an_answer_say_whether_thoughts_are_open(
+    sample: Sample, row_prompt: str, expected: float
+) -> None:
+    verifiers: Any = Asked()
+    requests: Any = OnlyRow("string_matcher", "42", row_prompt)
+    result = replace(responses_of(TOKENIZER, "46"), samples=[sample])
+    ResultScoring(requests, SingleTurn(None), TOKENIZER, verifiers).submit(result, lambda *_: None)
+    [[text]], [[query]] = verifiers.texts, verifiers.queries
+    assert score_response("string_matcher", "42", [], text, query).score == expected
+    assert query.startswith(CLOSED)
+
+
+def test_each_response_of_a_group_has_its_own_prompt() -> None:
+    """The pool hands each verifier call the prompt of its own response."""
+    samples = [talk(OPENED, "<answer>42</answer>"), talk(CLOSED, "<answer>42</answer>")]
+    requests: Any = OnlyRow("string_matcher", "42", OPENED)
+    result = replace(responses_of(TOKENIZER, "46"), samples=samples)
+    with closing(VerifierPool(1, 20.0)) as pool:
+        scoring = ResultScoring(requests, SingleTurn(None), TOKENIZER, pool)
+        scores: Future[list[float | None]] = Future()
+        scoring.submit(result, lambda futures, _: scores.set_result([one.score for one in futures[0].result()]))
+        assert scores.result(60) == [0.0, 1.0]

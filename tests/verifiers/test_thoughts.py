@@ -56,10 +56,22 @@ def test_verifier_finds_no_answer_in_thoughts_without_an_end(name: str) -> None:
     assert score(name, right) == 1
     assert score(name, f"<think>{right}") == 0
     assert score(name, f"<think>\n{right}\n{right}") == 0
-    assert score(name, f"<think>a</think>b<think>{right}") == 0
+    assert score(name, f"<think>a</think>\n<think>{right}") == 0
     for prompt in (OPENED, f"{OPENED}\n", f"{OPENED} \n\n"):
         assert score(name, right, prompt) == 0
     assert score(name, right, f"{OPENED}\n\n</think>\n\n") == 1  # the template has begun and ended empty thoughts
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS.keys() - {"string_f1", "puzzle"}))
+def test_a_tag_that_is_only_mentioned_begins_no_thoughts(name: str) -> None:
+    """`string_f1` and `puzzle` compare the whole text, so a sentence about tags costs something there."""
+    _, right, wrong = ANSWERS[name]
+    for before in ("", "<think>a</think>", "a</think>\n"):
+        for mention in ("The tag <think> begins thoughts. ", 'x = text.split("<think>")\n'):
+            assert score(name, f"{before}{mention}{right}") == 1
+            assert score(name, f"{before}{mention}{wrong}") == 0
+    assert score(name, f"Well. <think>{wrong}</think>{right}") == 1
+    assert score(name, f"Well. <think>{right}</think>{wrong}") == 0
 
 
 def test_reasoning_gym_reads_only_the_text_behind_the_thoughts() -> None:
@@ -98,5 +110,8 @@ def test_answer_part_is_the_text_behind_the_last_closing_tag() -> None:
     assert answer_part("a</think>b</think>c") == "c"
     assert answer_part("<think>a") is None
     assert answer_part("a", OPENED) is None
+    assert answer_part(" \n<think>a") is None
+    assert answer_part("a</think> <think>b") is None
+    assert answer_part("a <think> b") == "a <think> b"
     assert answer_part("a</think>b", OPENED) == "b"
     assert (behind_thoughts("<think>a"), judged_part("<think>a")) == ("", None)

@@ -110,6 +110,13 @@ SEARCH = [schema("search", "Searches", {"query": {"type": "string"}})]
         ("<think>a <search> would do</think> no", []),
         ("<think>a <search>b</search> too", [{"query": "b"}]),
         ("<searching>b", []),
+        ("I will not call <search> now.", []),
+        ("The tag `<search>` begins a call, (<search>) too.", []),
+        ("I know that without <search>.", []),
+        ("I do not call <search> now.\n<search> cats", [{}]),
+        ("I look it up: <search>", [{}]),
+        ('I look it up: <search>"cats"', [{}]),
+        ("<think>a <search>b</search> too</think> no", [{"query": "b"}]),
     ],
 )
 def test_unclosed_tags_are_calls_that_cannot_be_read(text: str, arguments: list[dict[str, Any]]) -> None:
@@ -122,6 +129,7 @@ def test_unclosed_tags_are_calls_that_cannot_be_read(text: str, arguments: list[
     "text", ["<call_tool name='search'>a</call_tool>", '<call_tool name="search">a', "<call_tool>"]
 )
 def test_other_spellings_of_dr_tulus_tag_are_told(text: str) -> None:
+    assert DrTuluParser(SEARCH).calls("The answer is 4 (no <call_tool> needed).") == []
     [right, wrong] = DrTuluParser(SEARCH).calls(f'<call_tool name="search">a</call_tool> {text}')
     assert right.arguments == {"query": "a"}
     assert wrong.problem == 'this call cannot be read. A call looks like this: <call_tool name="search">…</call_tool>'

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from open_instruct.workflows.conversations.call_extents import end_of_json, end_of_python_call
+
 NAME, ARGUMENTS, KEY, VALUE, TYPE = "NAME", "ARGUMENTS", "KEY", "VALUE", "TYPE"
 """Stand in a form for the parts of a call."""
 JSON_CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
@@ -68,10 +70,53 @@ class CallForm:
         """The parts of a turn that are meant as a call, in order. Each part goes as far as the beginning of the next."""
         if self.begins_turn and not text.lstrip().startswith(self.before):
             return
-        alternatives = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) or "(?!)"
-        begins = [match.start() for match in re.finditer(self.begin.replace("NAMES", alternatives), text)]
+        begins = self._begins(
+            text, "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) or "(?!)"
+        )
         for begin, end in zip(begins, [*begins, len(text)][1:], strict=True):
             yield self._without_after(text[begin:end])
+
+    def _begins(self, text: str, names: str) -> list[int]:
+        """Where calls begin. A mark in the arguments of a call begins none, nor does a mark that the model only mentions."""
+        marks = list(re.finditer(self.begin.replace("NAMES", names), text))
+        spans = [match.span() for match in self._argument().finditer(text)] if self.written == "tags" else []
+        begins, inside_until = [], 0
+        for mark, next_mark in zip(marks, [*marks, None][1:], strict=True):
+            within_tags = any(begin < mark.start() < end for begin, end in spans)
+            if mark.end() <= inside_until or within_tags or not self._is_meant(mark, text, names):
+                continue
+            begins.append(mark.start())
+            if self.written == "python":
+                inside_until = end_of_python_call(text, mark.start())
+            elif self.written == "json":
+                brace = text.find("{", mark.start(), next_mark.start() if next_mark else len(text))
+                inside_until = end_of_json(text, brace) if brace >= 0 else 0
+        return begins
+
+    def _is_meant(self, mark: re.Match[str], text: str, names: str) -> bool:
+        """Whether a call follows a mark: a brace, a tag, or the name of a tool. Calls without a mark of their own need the text
+        that precedes the first call, or the name of a tool."""
+        sign = self.before.rstrip("[")
+        if self.written == "python":
+            return sign in text
+        if mark[0].startswith("{"):
+            return sign in text or bool(re.match(rf"{_JSON_BEGIN}\s*[\"'](?:{names})[\"']", text[mark.start() :]))
+        rest = text[mark.end() :]
+        body, _, closed = rest.partition(self.end) if self.end else ("", "", "")
+        follows = rf"[\"']\w+[\"']\s*>|\W*(?:{names})(?!\w)|\s*[^\s<>={{\[]*\s*(?:[={{\[]|<(?!/))"
+        written = r"\{\s*[\"'}]" if self.written == "json" else r"</?\w+="
+        return bool(re.match(follows, rest) or re.search(written, rest) or (closed and re.search(r"\w\(", body)))
+
+    def _argument(self) -> re.Pattern[str]:
+        """One argument that is written with tags. A value holds no beginning of another argument, so that an argument that is
+        not closed does not reach into the next call."""
+        opening, _, closing = (
+            r"\s*".join(re.escape(piece) for piece in part.split("\n"))
+            .replace(KEY, r"[^<>\"\s]+?")
+            .replace(TYPE, r"\w+")
+            for part in self.argument.partition(VALUE)
+        )
+        return re.compile(rf"{opening}(?:(?!{opening}).)*?{closing}", re.DOTALL)
 
     def _without_after(self, part: str) -> str:
         for closing in reversed(self.after):

@@ -66,9 +66,18 @@ class LegacyParser(ToolParser):
         matches = list(self._tag.finditer(text))
         calls = [self._call_of(match[1], match[2]) for match in matches]
         rest = text[matches[-1].end() if matches else 0 :].rpartition(END_THINK)[2]
-        if unread := self._begin.search(rest):
-            calls.append(self._unread(rest[unread.start() :], unread[1] if unread.lastindex else ""))
+        for begun in self._begin.finditer(rest):
+            if self._is_meant(begun, rest):
+                return [*calls, self._unread(rest[begun.start() :], begun[1] if begun.lastindex else "")]
         return calls
+
+    def _is_meant(self, begun: re.Match[str], text: str) -> bool:
+        """Whether a tag that does not end begins a call: it is closed in another way, begins or ends a line, or has a word
+        right behind it. `I do not call <search> now.` only mentions the tag."""
+        rest = text[begun.end() :]
+        begins_line = not text[: begun.start()].rpartition("\n")[2].strip()
+        is_closed = any(end in rest for end in self.stop)
+        return begins_line or is_closed or not rest.partition("\n")[0].strip() or bool(_CALL_BEHIND_TAG.match(rest))
 
     def _call_of(self, name: str, text: str) -> ToolCall:
         parameter = self._parameters.get(name, NO_PARAMETER)
@@ -95,7 +104,7 @@ class DrTuluParser(LegacyParser):
     def __init__(self, schemas: Sequence[Schema]) -> None:
         super().__init__(schemas)
         self._tag = re.compile(r"<call_tool\s+name=\"([^\"]+)\"[^>]*>(.*?)</call_tool>", re.DOTALL)
-        self._begin = re.compile(r"<call_tool\b")
+        self._begin = re.compile(r"<call_tool\b(?:\s*>)?")
         self.stop = ["</call_tool>"]
 
     def _example(self, name: str) -> str:
@@ -124,24 +133,26 @@ class VllmToolParser(ToolParser):
         form = self._form
         parts = list(form.parts(spoken, self._parameters)) if form else []
         if form is None or not parts:
-            return [self._call_of(name, written) for name, written in whole]
+            calls = [self._call_of(name, written) for name, written in whole]
+            has_mark = form is not None and not form.call.startswith("{")
+            return [call for call in calls if call.name in self._parameters or call.arguments or not has_mark]
         problems = [form.problem(part) for part in parts]
-        if len(whole) > len(parts) and not any(problems):
+        if len(whole) > len(parts) and not any(problems) and not any(_json_problem(written) for _, written in whole):
             return [self._call_of(name, written) for name, written in whole]
-        calls: list[ToolCall] = []
+        calls = []
         for part, problem in zip(parts, problems, strict=True):
             inside = [] if problem else self._parse(form.turn(part))
-            calls += [self._checked(name, written, part) for name, written in inside] or [self._unread(part, problem)]
+            wrong = next((reason for _, written in inside if (reason := _json_problem(written))), "")
+            if wrong or not inside:
+                calls.append(self._unread(part, wrong or problem, inside[0][0] if inside else ""))
+            else:
+                calls += [self._checked(name, written, part) for name, written in inside]
         return calls
 
     def _checked(self, name: str, written: str, part: str) -> ToolCall:
-        """A call that the parser has found, unless its arguments are no JSON or were lost."""
+        """A call that the parser has found, unless its arguments were lost."""
         assert self._form is not None
-        try:
-            is_empty = not json.loads(written or "{}")
-        except (ValueError, RecursionError) as error:
-            return self._unread(part, f"its arguments are no JSON: {error}", name)
-        if is_empty and (problem := self._form.lost_arguments(part)):
+        if not json.loads(written or "{}") and (problem := self._form.lost_arguments(part)):
             return self._unread(part, problem, name)
         return self._call_of(name, written)
 
@@ -171,7 +182,18 @@ def without_thoughts(text: str) -> str:
     return _THOUGHTS.sub("", text)
 
 
+_CALL_BEHIND_TAG = re.compile(r"[-+$\"(\[{]*\w|\s+name\s*=")
+"""Follows a tag that begins a call: a word, or the attribute of DR Tulu's tag."""
 _THOUGHTS = re.compile(rf"\A(?:(?!{THINK}).)*?{END_THINK}|{THINK}.*?{END_THINK}", re.DOTALL)
+
+
+def _json_problem(written: str) -> str:
+    """Why arguments that a parser has found cannot be read; empty if they can."""
+    try:
+        json.loads(written or "{}")
+    except (ValueError, RecursionError) as error:
+        return f"its arguments are no JSON: {error}"
+    return ""
 
 
 def _word(name: str) -> re.Pattern[str]:

@@ -26,8 +26,9 @@ from open_instruct.workflows.rc.types import REASONING, Problem, RCPlan, Reached
 from open_instruct.workflows.rc.weights import TurnWeights, turn_weight
 
 VERSION_SPANS = "version_spans"
-KV_AGE = "kv_age"
 """Key in a turn's metadata for the weight versions of its tokens."""
+KV_AGE = "kv_age"
+"""Key in a turn's metadata for the age of its keys and values."""
 
 
 @dataclass
