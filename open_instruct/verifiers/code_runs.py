@@ -26,7 +26,7 @@ FAILED = object()
 """Stands for a missing value: the program failed, or its value cannot be written as JSON. It equals nothing."""
 NOT_LOADED = object()
 """Stands for a missing value: the program ended or hung before it was loaded. It equals nothing."""
-NOTHING = ScoringJob("", None, [], [], None)
+NOTHING = ScoringJob("", None, [], [], [])
 MAX_CALLS = 100_000
 """Most calls from one test to its program."""
 
