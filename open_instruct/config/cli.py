@@ -20,7 +20,7 @@ import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
@@ -99,9 +99,8 @@ def parse_args(
     in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds, foreign.names)
     written = foreign.of_file_and_command_line(in_file, on_command_line)
     mistakes = [*mistakes, *mistakes_of_file, *foreign.mistakes]
-    if LENGTH_OF_CONVERSATION in in_file | on_command_line:
-        mistakes += unclear_length(written, [option.name for option in option_fields(ConversationOptions)])
-    return make_config(config_cls, written, validators=validators, mistakes=mistakes)
+    renamed = written.keys() - in_file.keys() - on_command_line.keys()
+    return make_config(config_cls, written, validators=validators, mistakes=mistakes, renamed=renamed)
 
 
 def read_lists(argv: Sequence[str], names: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -125,8 +124,12 @@ def make_config(
     *,
     validators: Sequence[Callable[[Config], Iterable[str]]] = (),
     mistakes: Sequence[str] = (),
+    renamed: Collection[str] = (),
 ) -> Config:
     """Options from values as the user wrote them (strings, or what YAML made of them), checked by `validators`.
+
+    Args:
+        renamed: the options that the user gave only under a name of open-instruct that is another one here.
 
     Raises:
         UsageError: there are mistakes. The error holds `mistakes`, which were found before, and all that are found here.
@@ -134,6 +137,8 @@ def make_config(
     kinds = option_kinds(config_cls)
     values, unreadable = convert_all(with_implied_workflow(written), kinds)
     mistakes = [*mistakes, *unreadable.values()]
+    if LENGTH_OF_CONVERSATION not in renamed:
+        mistakes += unclear_length(written, [option.name for option in option_fields(ConversationOptions)])
     for name in _required(config_cls):
         if name not in values:
             values[name] = ""  # a placeholder, so that the validators can check the other options

@@ -8,7 +8,7 @@ spelled alike.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Meaning(NamedTuple):
@@ -18,10 +18,16 @@ class Meaning(NamedTuple):
     """The options of this project; empty if there is none."""
     note: str = ""
     """How the options differ, or why there is none."""
+    joiner: Literal["with", "or"] = "with"
+    """Whether several options are given together, or one of them."""
 
 
 def _is(*options: str, note: str = "") -> Meaning:
     return Meaning(options, note)
+
+
+def _is_one_of(*options: str, note: str = "") -> Meaning:
+    return Meaning(options, note, "or")
 
 
 def _none(why: str) -> Meaning:
@@ -43,10 +49,12 @@ REWARDS = _is("verifier_modules", note="a file with classes of verifiers: docs/v
 MEMORY = _is("per_device_train_batch_size", "pack_length", note="rows of pack_length tokens in one pass")
 RHO = _is("use_rho_correction", "rho_level", "rho_clamp_upper_bound")
 TRACKING = _is("with_tracking", note="metrics go to wandb; metrics.jsonl has them always")
-AHEAD = _is("async_steps", "max_staleness_allowed")
+AHEAD = _is_one_of("async_steps", "max_staleness_allowed")
 ENGINES = _is("vllm_num_engines", "vllm_tensor_parallel_size", note="GPUs of all engines are the product of the two")
 CHECKPOINTS = _is("checkpoint_state_freq", note="for resuming; save_freq saves models")
 RESUMES = _none("the same command resumes its run from the newest checkpoint")
+OWN_ENGINES = _none("a run starts its engines itself")
+BETAS = _none("AdamW has PyTorch's betas, 0.9 and 0.999")
 PACKED = _none("rows are packed up to pack_length")
 
 TRL: Mapping[str, Meaning] = {
@@ -72,12 +80,24 @@ TRL: Mapping[str, Meaning] = {
     "reward_model_name_or_path": REWARDS,
     "top_p": _is("vllm_top_p"),
     "top_k": _none("sampling is not cut to the k likeliest tokens"),
+    "top_entropy_quantile": _none("all tokens of the model are trained on, whatever their entropy"),
     "min_p": _none("sampling is cut by vllm_top_p alone"),
     "repetition_penalty": _none("samples follow the model's own distribution"),
-    "vllm_mode": _is("colocate", "single_gpu_mode", note="without both, engines have devices of their own"),
+    "vllm_mode": _is_one_of(
+        "colocate",
+        "single_gpu_mode",
+        note="for colocate; without both, engines have devices of their own, as with server",
+    ),
     "use_vllm": _none("vLLM always samples"),
     "vllm_max_model_length": _is("max_prompt_token_length", "response_length", note="the sum of the two"),
-    "vllm_enable_sleep_mode": _is("colocate", "engine_sleep_after_s"),
+    "vllm_enable_sleep_mode": _is_one_of(
+        "colocate", "engine_sleep_after_s", note="engines release memory while learners compute, or while they are idle"
+    ),
+    "vllm_server_base_url": OWN_ENGINES,
+    "vllm_server_host": OWN_ENGINES,
+    "vllm_server_port": OWN_ENGINES,
+    "vllm_server_timeout": _is("init_timeout_s"),
+    "vllm_group_port": OWN_ENGINES,
     "vllm_importance_sampling_correction": _is("use_rho_correction"),
     "vllm_importance_sampling_mode": _is("rho_level"),
     "vllm_importance_sampling_cap": _is("rho_clamp_upper_bound"),
@@ -90,19 +110,32 @@ TRL: Mapping[str, Meaning] = {
     "ref_model_sync_steps": _is("ref_policy_update_freq"),
     "ref_model_mixup_alpha": _is("alpha"),
     "max_tool_calling_iterations": _is("max_steps"),
+    "rollout_func": _is("rollout_workflow", "workflow_modules", note="a workflow of your own: docs/workflows.md"),
+    "environment_factory": _is("tools", "environment_modules", note="docs/environments.md"),
+    "chat_template_kwargs": _is("chat_template_name", note="a file with a template of your own"),
     "log_completions": _is("save_traces"),
+    "report_to": TRACKING,
+    "logging_steps": _none("metrics are written at every step"),
     "train_dataset": DATA,
     "dataset_name": DATA,
     "eval_dataset": EVAL_DATA,
+    "dataset_config": _is("dataset_mixer_list", note="behind the name, such as openai/gsm8k?config=main 1.0"),
     "dataset_train_split": _is("dataset_mixer_list_splits"),
     "dataset_test_split": _is("dataset_mixer_eval_list_splits"),
+    "eval_strategy": _is("local_eval_every", note="a number of steps; -1 for no"),
     "eval_steps": _is("local_eval_every"),
+    "per_device_eval_batch_size": _none("engines batch the prompts of an evaluation themselves"),
     "eval_on_start": _is("eval_on_step_0"),
+    "save_strategy": CHECKPOINTS,
     "save_steps": CHECKPOINTS,
     "save_total_limit": _is("keep_last_n_checkpoints"),
+    "resume_from_checkpoint": RESUMES,
+    "push_to_hub": _none("models are saved in output_dir; upload them afterwards"),
     "warmup_steps": _is("warmup_ratio", note="a share of all steps"),
     "lr_scheduler_kwargs": _none("the schedules have no further options"),
     "optim": _none("the optimizer is AdamW"),
+    "adam_beta1": BETAS,
+    "adam_beta2": BETAS,
     "bf16": _is("model_dtype", note="bfloat16"),
     "fp16": _is("model_dtype", note="bfloat16 or float32"),
     "torch_dtype": _is("model_dtype"),
@@ -110,7 +143,7 @@ TRL: Mapping[str, Meaning] = {
     "lora_modules": _is("lora_target_modules"),
     "deepspeed": _is("deepspeed_stage"),
     "logging_dir": _is("output_dir"),
-    "model_init_kwargs": _is("model_dtype", "attn_implementation", "trust_remote_code"),
+    "model_init_kwargs": _is_one_of("model_dtype", "attn_implementation", "trust_remote_code"),
 }
 
 VERL: Mapping[str, Meaning] = {
@@ -166,7 +199,7 @@ VERL: Mapping[str, Meaning] = {
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": MEMORY,
     "actor_rollout_ref.hybrid_engine": _is("colocate"),
     "actor_rollout_ref.rollout.name": _none("vLLM always samples"),
-    "actor_rollout_ref.rollout.mode": _is("async_steps"),
+    "actor_rollout_ref.rollout.mode": _none("engines always take requests as they come, as in the mode async"),
     "actor_rollout_ref.rollout.n": SAMPLES,
     "actor_rollout_ref.rollout.temperature": _is("temperature"),
     "actor_rollout_ref.rollout.top_p": _is("vllm_top_p"),
@@ -254,7 +287,7 @@ PRIME_RL: Mapping[str, Meaning] = {
     "orchestrator.eval.interval": _is("local_eval_every"),
     "orchestrator.eval.group_size": _is("eval_pass_at_k"),
     "orchestrator.eval.num_examples": EVAL_DATA,
-    "orchestrator.eval.skip_first_step": _is("eval_on_step_0"),
+    "orchestrator.eval.skip_first_step": _is("eval_on_step_0", note="the opposite"),
     "orchestrator.eval.sampling.temperature": _is("eval_temperature"),
     "orchestrator.eval.sampling.top_p": _is("eval_top_p"),
     "orchestrator.eval.sampling.max_completion_tokens": _is("eval_response_length"),
@@ -350,7 +383,7 @@ def meaning_here(name: str, *, prefix: str) -> str:
 def _sentence(subject: str, meaning: Meaning, prefix: str) -> str:
     if not meaning.options:
         return f"{subject} has no counterpart here: {meaning.note}."
-    options = " with ".join(f"{prefix}{option}" for option in meaning.options)
+    options = f" {meaning.joiner} ".join(f"{prefix}{option}" for option in meaning.options)
     return f"{subject} is {options} here{f' ({meaning.note})' if meaning.note else ''}."
 
 
@@ -366,15 +399,16 @@ def unclear_length(written: Mapping[str, Any], conversation_options: Sequence[st
         yield (
             f"--max_steps {written[LENGTH_OF_CONVERSATION]}: here it is the most calls of tools in a conversation, as in "
             f"open-instruct, and nothing else asks for conversations. For the number of training steps (as in TRL and prime-rl), "
-            f"give --total_episodes ({STEPS.note}). For conversations, add --tools or --rollout_workflow conversation."
+            f"give --total_episodes ({STEPS.note}) in place of --max_steps. For conversations, add --tools or "
+            "--rollout_workflow conversation."
         )
 
 
 def table(words: Mapping[str, Meaning]) -> str:
     """A table of a project's options for the documents."""
     lines = ["| option | here |", "|---|---|"]
-    for name, (options, note) in words.items():
-        here = " with ".join(f"`{option}`" for option in options)
+    for name, (options, note, joiner) in words.items():
+        here = f" {joiner} ".join(f"`{option}`" for option in options)
         lines.append(f"| `{name}` | {f'{here}: {note}' if here and note else here or f'(none) {note}'} |")
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ def convert(value: Any, kind: Any) -> Any:
     """
     if get_origin(kind) is list:
         (item_kind,) = get_args(kind)
-        items = _items(value)
+        items = _items(value, of_texts=item_kind is str)
         return [convert(str(item) if _is_number(item) and item_kind is str else item, item_kind) for item in items]
     if get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in get_args(kind)}
@@ -41,8 +41,9 @@ def convert(value: Any, kind: Any) -> Any:
     return _convert_to_one_of(value, get_args(kind))
 
 
-def _items(value: Any) -> list[Any]:
-    """The items of a list, which may be given as the JSON of the list: `--stop_strings '["</answer>"]'`.
+def _items(value: Any, *, of_texts: bool) -> list[Any]:
+    """The items of a list, which may be given as the JSON of the list: `--stop_strings '["</answer>"]'`. If the items are
+    texts, the JSON must begin with a text: `[1]` is itself a text, such as a reference to a source.
 
     Raises:
         ValueError: a text resembles the JSON of texts, but is not.
@@ -52,11 +53,12 @@ def _items(value: Any) -> list[Any]:
     if not text.startswith("[") or not text.endswith("]"):
         return items
     try:
-        return list(json.loads(text))
+        read = list(json.loads(text))
     except (ValueError, RecursionError):
         if text.startswith(('["', "['")):
             raise ValueError("""a list as JSON, as in '["a", "b"]', or its items one by one, as in a b""") from None
         return items  # a text with brackets, such as [END]
+    return items if of_texts and read and not isinstance(read[0], str) else read
 
 
 def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:

@@ -18,15 +18,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from open_instruct.data.row_places import PlaceInSource
 from open_instruct.data.sample_record import COLUMNS, has_proto_columns
+from open_instruct.data.short_floats import as_written
 from open_instruct.verifiers.reasoning_gym_data import is_reasoning_gym, iter_reasoning_gym_rows
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow as pa
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 LONGEST_NAME = 200
@@ -158,33 +156,21 @@ def _parquet(path: Path, columns: Columns | None) -> Iterator[RawRow]:
             names = _columns_to_read(file.schema_arrow.names, columns)
             number = 0
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=names):
-                for values in _with_exact_floats(pa.Table.from_batches([batch])).to_pylist():
+                row_as_written = as_written(pa.struct(batch.schema))
+                for values in batch.to_pylist():
                     number += 1
-                    yield RawRow(PlaceInSource("row", number), values)
+                    yield RawRow(PlaceInSource("row", number), row_as_written(values))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as err:
         raise SourceError(f"not a readable parquet file: {err}") from err
-
-
-def _with_exact_floats(table: "pa.Table") -> "pa.Table":
-    """A table whose columns of 32-bit floats hold the numbers that were written: 0.1, and not 0.10000000149011612."""
-    import pyarrow as pa
-
-    for number, column in enumerate(table.schema):
-        if column.type == pa.float32():
-            written = table.column(number).cast(pa.string())
-            table = table.set_column(number, column.name, written.cast(pa.float64()))
-    return table
 
 
 def _hub(name: str, settings: str, split: str, columns: Columns | None, cache_dir: str | None) -> Iterator[RawRow]:
     dataset = _load_hub(name, settings, split, cache_dir)
     names = _columns_to_read(list(dataset.column_names), columns)
-    short = [name for name in names if getattr(dataset.features[name], "dtype", None) == "float32"]
-    for number, values in enumerate(dataset.select_columns(names), start=1):
-        row = dict(values)  # type: ignore[call-overload]
-        for name in short:  # 0.1, and not 0.10000000149011612
-            row[name] = None if row[name] is None else float(str(np.float32(row[name])))
-        yield RawRow(PlaceInSource("row", number), row)
+    selected = dataset.select_columns(names)
+    row_as_written = as_written(selected.features.type)
+    for number, values in enumerate(selected, start=1):
+        yield RawRow(PlaceInSource("row", number), row_as_written(dict(values)))  # type: ignore[call-overload]
 
 
 def content_of_hub(entry: str, split: str, cache_dir: str | None = None) -> str:

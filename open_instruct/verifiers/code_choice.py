@@ -1,12 +1,14 @@
 """Chooses the program among several blocks of Python in a response.
 
-The program is the last block that can be parsed and that is more than values and names, unlike sample output. Names that it
-needs may come from earlier blocks. If it defines no function and only uses those of earlier blocks, as a demonstration does, the
-program is the definitions.
+The program is the last block that can be parsed, is more than values and names, unlike sample output, and does what the program
+is run for: a script reads or writes, other programs define functions. If no block does it, the last one counts. Names that the
+block needs may come from earlier blocks. If it defines no function and only uses those of earlier blocks, as a demonstration
+does, the program is the definitions.
 
     def f …  |  print(f(2))          ─►  def f …
     def f …  |  def g: … f …         ─►  def f …, def g …
     print(3) |  3                    ─►  print(3)
+    print(3) |  result = 3           ─►  print(3)
 """
 
 import ast
@@ -43,6 +45,8 @@ class _Part:
     """Names that the block reads and does not bind."""
     acts: bool
     """Whether the block reads or writes, or calls its own functions, when it is run."""
+    is_output: bool
+    """Whether the block only gives names to values, as sample output may (`result = 3`). Other blocks may need the names."""
 
     @property
     def gives(self) -> frozenset[str]:
@@ -61,14 +65,32 @@ def choose_program(blocks: Sequence[str], *, is_script: bool) -> str | None:
             unless the definitions already write something themselves.
     """
     parts = [part for block in _newest(blocks) if (part := _part(block)) is not None][::-1]
-    if not parts:
+    position = _position_of_program(parts, is_script=is_script)
+    if position is None:
         return None
-    *earlier, last = parts
-    is_demonstration = not last.functions and any(last.needs & part.functions for part in earlier)
-    kept = _needed(last, earlier, with_further_functions=is_demonstration)
-    if not is_demonstration or (is_script and not any(part.acts for part in kept)):
-        kept.append(last)
-    return "\n".join(part.code for part in kept)
+    earlier, last = parts[:position], parts[position]
+    is_demonstration = _uses_functions(last, earlier)
+    program = _needed(last, earlier, with_further_functions=is_demonstration)
+    if not is_demonstration or (is_script and not any(part.acts for part in program)):
+        program.append(last)
+    return "\n".join(part.code for part in program)
+
+
+def _position_of_program(parts: Sequence[_Part], *, is_script: bool) -> int | None:
+    """The position of the block that is run, or that demonstrates the program; None if all blocks are output."""
+    candidates = [position for position, part in enumerate(parts) if not part.is_output]
+    fitting = [
+        position
+        for position in candidates
+        if (parts[position].acts if is_script else parts[position].functions)
+        or _uses_functions(parts[position], parts[:position])
+    ]
+    return max(fitting or candidates, default=None)
+
+
+def _uses_functions(part: _Part, earlier: Sequence[_Part]) -> bool:
+    """Whether a block uses functions of earlier blocks and defines none."""
+    return not part.functions and any(part.needs & other.functions for other in earlier)
 
 
 def without_long_numbers(code: str) -> str:
@@ -78,10 +100,10 @@ def without_long_numbers(code: str) -> str:
 
 def _newest(blocks: Sequence[str]) -> Iterator[str]:
     """The blocks from the last on, as many as may be parsed."""
-    left = MOST_PARSED
+    num_letters = 0
     for block in reversed(blocks):
-        left -= len(block)
-        if left < 0:
+        num_letters += len(block)
+        if num_letters > MOST_PARSED:
             return
         yield block
 
@@ -98,7 +120,8 @@ def _part(block: str) -> _Part | None:
     functions = frozenset(_functions(tree))
     binds = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     acts = any(name in functions or name in _SPEAKING for name in _names_at_once(tree))
-    return _Part(block, functions, frozenset(binds), frozenset(names_read_only(top)), acts)
+    is_output = all(_is_output(statement) or _names_a_value(statement) for statement in tree.body)
+    return _Part(block, functions, frozenset(binds), frozenset(names_read_only(top)), acts, is_output)
 
 
 def _is_output(statement: ast.stmt) -> bool:
@@ -108,6 +131,14 @@ def _is_output(statement: ast.stmt) -> bool:
     if not isinstance(statement, ast.Expr):
         return isinstance(statement, ast.Pass)
     return not any(isinstance(node, ast.Call | ast.Await | ast.NamedExpr) for node in ast.walk(statement))
+
+
+def _names_a_value(statement: ast.stmt) -> bool:
+    """Whether a statement only gives a name to a value that is written out: `result = [1, 2]`, `x: int = 3`."""
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return False
+    is_computed = (ast.Name, ast.Call, ast.Await, ast.NamedExpr, ast.Lambda)
+    return not any(isinstance(node, is_computed) for node in ast.walk(statement.value))
 
 
 def _functions(tree: ast.Module) -> Iterator[str]:
@@ -120,16 +151,16 @@ def _functions(tree: ast.Module) -> Iterator[str]:
 
 def _names_at_once(tree: ast.Module) -> Iterator[str]:
     """Names and attributes that are used when a block is run, and not only when its functions are called."""
-    left: list[ast.AST] = [tree]
-    while left:
-        for node in ast.iter_child_nodes(left.pop()):
+    parents: list[ast.AST] = [tree]
+    while parents:
+        for node in ast.iter_child_nodes(parents.pop()):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
                 continue
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 yield node.id
             elif isinstance(node, ast.Attribute):
                 yield node.attr
-            left.append(node)
+            parents.append(node)
 
 
 def _needed(last: _Part, earlier: Sequence[_Part], *, with_further_functions: bool) -> list[_Part]:
@@ -138,13 +169,13 @@ def _needed(last: _Part, earlier: Sequence[_Part], *, with_further_functions: bo
     Args:
         with_further_functions: whether blocks that only define other functions are kept as well.
     """
-    kept: list[_Part] = []
-    needs, known = set(last.needs), set(last.binds)
+    parts: list[_Part] = []
+    needs, names = set(last.needs), set(last.binds)
     for part in reversed(earlier):
-        is_needed = needs & (part.gives - known)
-        defines_more = with_further_functions and not part.acts and part.functions - known
+        is_needed = needs & (part.gives - names)
+        defines_more = with_further_functions and not part.acts and part.functions - names
         if is_needed or defines_more:
-            kept.insert(0, part)
-            known |= part.binds
+            parts.insert(0, part)
+            names |= part.binds
             needs |= part.needs
-    return kept
+    return parts

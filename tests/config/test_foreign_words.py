@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from open_instruct.config.cli import UsageError, is_a_slip, parse_args
+from open_instruct.config.cli import UsageError, is_a_slip, make_config, parse_args
 from open_instruct.config.foreign_words import COMMON, PROJECTS, Meaning, table
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.open_instruct_options import RENAMED, WITHOUT_EFFECT
@@ -23,7 +23,7 @@ def mistakes_of(*words: str) -> list[str]:
 
 @pytest.mark.parametrize("words", [*PROJECTS.values(), COMMON], ids=[*PROJECTS, "common"])
 def test_each_meaning_is_an_option_that_exists_or_says_why_there_is_none(words: dict[str, Meaning]) -> None:
-    for name, (options, note) in words.items():
+    for name, (options, note, _) in words.items():
         assert options or note, name
         assert set(options) <= set(OPTIONS), name
 
@@ -49,6 +49,11 @@ def test_each_meaning_is_an_option_that_exists_or_says_why_there_is_none(words: 
             "prime-rl's orchestrator.rollouts_per_example is --num_samples_per_prompt_rollout here.",
         ),
         ("--orchestrator.batch-size 64", "the samples of a step are the product of the two"),
+        ("--orchestrator.eval.skip_first_step", "eval.skip_first_step is --eval_on_step_0 here (the opposite)."),
+        ("--vllm_mode colocate", "TRL's vllm_mode is --colocate or --single_gpu_mode here"),
+        ("--vllm_enable_sleep_mode", "is --colocate or --engine_sleep_after_s here"),
+        ("--max_async_level 2", "is --async_steps or --max_staleness_allowed here."),
+        ("--adam_beta2 0.95", "TRL's adam_beta2 has no counterpart here: AdamW has PyTorch's betas, 0.9 and 0.999."),
     ],
 )
 def test_a_word_of_another_project_is_answered_with_the_option_of_the_same_meaning(words: str, expected: str) -> None:
@@ -94,8 +99,35 @@ def test_max_steps_alone_does_not_become_a_conversation() -> None:
     """TRL's users mean training steps by it."""
     (mistake,) = mistakes_of("--max_steps", "3")
     assert mistake.startswith("--max_steps 3: here it is the most calls of tools in a conversation")
-    assert "--total_episodes" in mistake
+    assert "give --total_episodes" in mistake
+    assert "in place of --max_steps" in mistake  # with both there would be conversations
     assert "--rollout_workflow conversation" in mistake
+
+
+def test_max_steps_alone_is_refused_where_options_come_from_a_program() -> None:
+    given = {"model_name_or_path": "m", "dataset_mixer_list": ["d.jsonl", "1.0"], "max_steps": 3}
+    with pytest.raises(UsageError, match="--max_steps 3: here it is the most calls of tools in a conversation"):
+        make_config(GRPOConfig, given)
+    assert make_config(GRPOConfig, given | {"total_episodes": 64}).max_steps == 3
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_options_that_exclude_each_other_are_never_asked_for_together(project: str) -> None:
+    together = [meaning.options for meaning in PROJECTS[project].values() if meaning.joiner == "with"]
+    assert not [options for options in together if {"colocate", "single_gpu_mode"} <= {*options}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("report_to", "logging_steps", "resume_from_checkpoint", "eval_strategy", "save_strategy", "push_to_hub"),
+        *("per_device_eval_batch_size", "dataset_config", "adam_beta1", "adam_beta2", "chat_template_kwargs"),
+        *("vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_timeout"),
+        *("top_entropy_quantile", "rollout_func", "environment_factory"),
+    ],
+)
+def test_usual_words_of_trl_have_a_meaning(name: str) -> None:
+    assert name in PROJECTS["TRL"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +150,9 @@ def test_no_foreign_word_is_an_option_under_its_own_name_with_a_different_meanin
     same_spelling = {name for words in PROJECTS.values() for name in words if name in OPTIONS}
     assert same_spelling == {"max_steps", "per_device_train_batch_size", "output_dir"}
     accepted_from_open_instruct = {name for words in PROJECTS.values() for name in words} & {*WITHOUT_EFFECT, *RENAMED}
-    assert accepted_from_open_instruct == {"gradient_accumulation_steps"}
+    assert accepted_from_open_instruct == {
+        *("gradient_accumulation_steps", "report_to", "logging_steps", "resume_from_checkpoint", "push_to_hub")
+    }
 
 
 def test_the_page_has_the_tables() -> None:

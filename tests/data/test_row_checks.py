@@ -338,6 +338,9 @@ def test_messages_that_json_does_not_know_are_named_where_a_workflow_keeps_them(
         (pa.array(["42"]).dictionary_encode(), "42"),
         (pa.array([["42"]]), ["42"]),
         (pa.array([[42.0]]), [42.0]),
+        (pa.array([0.1], pa.float16()), 0.1),
+        (pa.array([[0.1]], pa.list_(pa.float32())), [0.1]),
+        (pa.array([[0.1]], pa.list_(pa.float16())), [0.1]),
     ],
 )
 @pytest.mark.parametrize("dataset", ["gsm8k", "math", "string_matcher"])

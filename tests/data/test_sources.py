@@ -8,6 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from dataset_files import (
     OPTIONS,
@@ -21,6 +23,7 @@ from dataset_files import (
 )
 
 from open_instruct.data.dataset_transformation import load_prompts
+from open_instruct.data.sources import iter_rows
 from open_instruct.verifiers.reasoning_gym_data import reasoning_gym_rows
 
 
@@ -51,6 +54,36 @@ def test_local_files(tmp_path: Path, file: str, write: Any) -> None:
     assert [row.ground_truth for row in data] == ["1", "2", "3"]
     assert [row.dataset for row in data] == ["gsm8k", "string_matcher", "reasoning_gym/x"]
     assert data[1].prompt.tolist() == list("user:é\nassistant:".encode())
+
+
+NESTED = {
+    "list": (pa.list_(pa.float32()), [0.1, None]),
+    "fixed_list": (pa.list_(pa.float32(), 2), [0.1, 0.2]),
+    "half": (pa.large_list(pa.float16()), [0.1]),
+    "struct": (
+        pa.struct({"ground_truth": pa.float32(), "style": pa.string()}),
+        {"ground_truth": 0.1, "style": "rule"},
+    ),
+    "deep": (pa.list_(pa.struct({"values": pa.list_(pa.float32())})), [{"values": [0.1]}, {"values": None}, None]),
+    "map": (pa.map_(pa.string(), pa.float32()), [("a", 0.1)]),
+    "double": (pa.list_(pa.float64()), [0.1]),
+    "wide": (pa.float32(), 1e20),
+    "none": (pa.struct({"ground_truth": pa.float32()}), None),
+}
+
+
+@pytest.mark.parametrize("column", NESTED)
+def test_short_floats_of_any_depth_are_those_that_were_written(tmp_path: Path, column: str) -> None:
+    """Else the label of a row is 0.10000000149011612, and no response matches it."""
+    kind, value = NESTED[column]
+    (tmp_path / "rows").mkdir()
+    file = tmp_path / "rows/train.parquet"
+    pq.write_table(pa.table({column: pa.array([value], kind)}), file)
+    (row,) = iter_rows(str(file), "train", None, None)
+    assert row.values == {column: value}
+    if column not in ("map", "half"):  # `datasets` has no such lists
+        (row,) = iter_rows(str(tmp_path / "rows"), "train", None, str(tmp_path / "cache"))
+        assert row.values == {column: value}
 
 
 README = """---

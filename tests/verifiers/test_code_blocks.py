@@ -97,6 +97,10 @@ def response_of(*blocks: str) -> str:
             "'ab'",
             "Total: 3",
             "1 + 2",
+            "result = 3",
+            "result = [1, 2]\ncount: int = -2",
+            "a, b = 1, 2\nOutput: 3",
+            "MOD = 10**9 + 7",
         ),
         *(
             "# 3",
@@ -111,6 +115,26 @@ def response_of(*blocks: str) -> str:
 @pytest.mark.parametrize("language", ["|", "python|"])
 def test_output_behind_the_program_is_no_program(output: str, language: str, is_script: bool) -> None:
     assert program_in(response_of(READS, language + output), is_script=is_script) == READS + "\n"
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+@pytest.mark.parametrize("output", ["result = 3", "output = 'ab'", "nums = [2, 7]\ntarget = 9"])
+def test_named_output_behind_a_function_is_no_program(output: str, is_script: bool) -> None:
+    assert program_in(response_of(F, output), is_script=is_script) == F + "\n"
+    assert program_in(response_of("a = 1", "a = 1\n"), is_script=is_script) == "a = 1\n\n"  # there is nothing else
+
+
+@pytest.mark.parametrize("behind", ["for i in range(3): pass", "import math", "x = [n for n in range(3)]", F])
+def test_a_script_is_the_last_block_that_reads_or_writes(behind: str) -> None:
+    assert program_in(response_of(READS, behind), is_script=True) == READS + "\n"
+    solve = "def solve():\n    print(int(input()) * 2)"
+    assert program_in(response_of("print(1)", solve, "solve()"), is_script=True) == f"{solve}\n\nsolve()\n"
+
+
+def test_a_program_with_functions_is_the_last_block_that_defines_some() -> None:
+    assert program_in(response_of(F, "for i in range(3): pass")) == F + "\n"
+    assert program_in(response_of(F, "print(4)")) == F + "\n"
+    assert program_in(response_of(F, "import math")) == F + "\n"
 
 
 @pytest.mark.parametrize(

@@ -343,11 +343,11 @@ def test_whole_numbers_may_have_thousands_of_digits() -> None:
 
 
 def test_numbers_of_a_million_digits_are_refused_before_the_run() -> None:
-    started = time.monotonic()
+    start_s = time.process_time()
     with pytest.raises(ValueError, match="as JSON"):
         check_label("code_stdio", [{"input": "1", "output": "7" * 10**6, "fn_name": "f"}])
     check_label("code_stdio", [{"input": "1", "output": "-" + "7" * 99_999, "fn_name": "f"}])
-    assert time.monotonic() - started < 5
+    assert time.process_time() - start_s < 5
 
 
 ADD = "def add(a, b):\n    return a + b"
