@@ -48,7 +48,7 @@ from open_instruct.report.run_log import RunLog
 from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
-from open_instruct.run.dry_run import dry_run
+from open_instruct.run.dry_run import dry_run, workflow_and_cause
 from open_instruct.run.earlier_run import set_aside
 from open_instruct.run.evaluation_schedule import maybe_evaluate
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
@@ -130,6 +130,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
             f"--output_dir {args.output_dir}: {describe(error)}. Remove it, or give another one."
         ) from error
     logger.info("command: %s", command_of(args) or "none: the options come from another program")
+    logger.info("workflow: %s", workflow_and_cause(args))
     if of_earlier_run:
         logger.warning("%s", of_earlier_run)
     if args.send_slack_alerts and not slack_address():

@@ -59,7 +59,8 @@ DIFFERENT: dict[str, str] = {
     "also samples/, in a format that dataset_mixer_list reads",
     "system_prompt_override_file": "the file's text as it is; there white space around it is removed",
     "tools": "the verifier reads the last turn of the model, there the whole response with what tools have answered",
-    "use_rho_correction": "by default only where samples may be stale or vllm_top_p is below 1; there always",
+    "use_rho_correction": "by default only where samples may be stale, vllm_top_p is below 1 or vllm_keep_prefix_cache is on; "
+    "there always",
     "vllm_enable_prefix_caching": "the cache is emptied with each new version of the weights",
     "wandb_project": "by default open_instruct, there open_instruct_internal",
     "warmup_ratio": "the first of n steps has 1/n of the peak rate; there it has 0, and changes nothing",

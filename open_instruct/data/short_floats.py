@@ -56,13 +56,12 @@ def _of_pairs(
 
 
 def _of_items(of_item: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    if of_item is None:
-        return None
+    item_as_written = of_item or _unchanged
 
     def change(value: Any) -> Any:
-        return [of_item(item) for item in value] if isinstance(value, list) else value
+        return [item_as_written(item) for item in value] if isinstance(value, list) else value
 
-    return change
+    return change if of_item else None
 
 
 def _unchanged(value: Any) -> Any:

@@ -167,9 +167,8 @@ def _parquet(path: Path, columns: Columns | None) -> Iterator[RawRow]:
 def _hub(name: str, settings: str, split: str, columns: Columns | None, cache_dir: str | None) -> Iterator[RawRow]:
     dataset = _load_hub(name, settings, split, cache_dir)
     names = _columns_to_read(list(dataset.column_names), columns)
-    selected = dataset.select_columns(names)
-    row_as_written = as_written(selected.features.type)
-    for number, values in enumerate(selected, start=1):
+    row_as_written = as_written(dataset.features.type)
+    for number, values in enumerate(dataset.select_columns(names), start=1):
         yield RawRow(PlaceInSource("row", number), row_as_written(dict(values)))  # type: ignore[call-overload]
 
 

@@ -11,8 +11,8 @@ version 4 computed, so the age is 3.
     on, kept (`--vllm_keep_prefix_cache`)    of earlier requests too, whichever version computed them  see `KvAges`
 
 vLLM does not say when it computes a prompt: it may let a request wait, and it may compute a long prompt in several steps. Keys
-and values therefore count as those of the version at the request's admission, and the age is never too low. It is too high for a
-request that vLLM let wait past an update.
+and values therefore count as those of the version at the request's admission. So the age is too high for a request that vLLM let
+wait past an update. It is too low at most for a block that `KvAges` forgets too early.
 """
 
 from collections import OrderedDict

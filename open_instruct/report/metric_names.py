@@ -161,8 +161,9 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric(
             "kv_age/<mean|max>",
             "of responses: the version that sampled the newest token minus the oldest whose keys and values it attended to. "
-            "Never too low; too high where vLLM let a request wait past an update, because keys and values count from the "
-            "request's admission on",
+            "Too high where vLLM let a request wait past an update, because keys and values count from the request's admission "
+            "on. Too low at most for a block that only a running request uses, once as many other blocks as the cache holds were "
+            "used meanwhile",
         ),
         Metric("num_steps_off_policy", "mean age of the groups in steps; 0 is on policy"),
         Metric("num_steps_off_policy_max", "age of the oldest group: never above the bound, `--max_staleness_allowed`"),

@@ -114,25 +114,25 @@ class ResultScoring:
             scored_by: for each verifier of the row, its results for the judged samples.
         """
         names, weights = self._names_and_weights(result)
-        scored = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
-        scores = iter(one.score for one in scored)
+        results = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
+        scores = iter(scored.score for scored in results)
         rewards = self._workflow.rewards(
             result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]
         )
-        known = _comparable(result, rewards)
+        positions = _comparable(result, rewards)
         num_failures = sum(any(map(_is_error, of_response)) for of_response in zip(*scored_by, strict=True))
-        cost, misses = sum(one.cost for one in scored), _misses(names, scored_by)
-        unknown = {position for position, reward in enumerate(rewards) if reward is None}
-        num_not_scored = _num_responses(result, unknown)
-        if not known or (result.is_eval and len(known) < len(rewards)):
-            causes = sorted({one.failure or "" for one in scored if one.score is None})
+        cost, misses = sum(scored.cost for scored in results), _misses(names, scored_by)
+        without_reward = {position for position, reward in enumerate(rewards) if reward is None}
+        num_not_scored = _num_responses(result, without_reward)
+        if not positions or (result.is_eval and len(positions) < len(rewards)):
+            causes = sorted({scored.failure or "" for scored in results if scored.score is None})
             cause, without_samples = f"{NOT_SCORED}: {', '.join(causes)}", replace(result, samples=[])
             return UnscoredGroup(cause, num_not_scored, num_failures, cost, misses, without_samples)
-        known_rewards = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
-        group = self.group(result, known_rewards, num_failures)
+        rewards_or_0 = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
+        group = self.group(result, rewards_or_0, num_failures)
         group = replace(group, parts=_parts(names, weights, _of_conversations(result.samples, scored_by)))
-        if len(known) < len(rewards):
-            group = take(group, known)
+        if len(positions) < len(rewards):
+            group = take(group, positions)
         return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost, misses=misses)
 
     def group(self, result: GenerationResult, rewards: np.ndarray, num_failures: int = 0) -> ScoredGroup:
@@ -214,8 +214,8 @@ def _is_error(scored: Scored) -> bool:
 def _misses(names: Sequence[str], scored_by: Sequence[Sequence[Scored]]) -> tuple[Misses, ...]:
     """For each verifier, how many of the judged samples it did not score."""
     return tuple(
-        Misses(name, sum(one.score is None for one in scored), sum(map(_is_error, scored)))
-        for name, scored in zip(names, scored_by, strict=True)
+        Misses(name, sum(scored.score is None for scored in results), sum(map(_is_error, results)))
+        for name, results in zip(names, scored_by, strict=True)
     )
 
 

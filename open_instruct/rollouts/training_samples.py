@@ -45,13 +45,13 @@ def training_samples(
             goes_on=place.goes_on,
         )
         for group, advantages_G, group_masks in zip(groups, advantages_PG, masks, strict=True)
-        for place in _trained(group, group_masks, mask_truncated_completions=mask_truncated_completions)
+        for place in _trained_samples(group, group_masks, mask_truncated_completions=mask_truncated_completions)
         for sample in (group.samples[place.position],)
     ]
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _TrainedSample:
     """A sample of a group that is trained on."""
 
     position: int
@@ -61,29 +61,29 @@ class _Trained:
     """Both as in `TrainingSample`."""
 
 
-def _trained(
+def _trained_samples(
     group: ScoredGroup, masks: Sequence[np.ndarray], *, mask_truncated_completions: bool
-) -> Iterator[_Trained]:
+) -> Iterator[_TrainedSample]:
     """The samples that are trained on. Example: of a conversation of three samples the first has 10 trained tokens, the second
     none, and the third 5. Then the first and the third are trained on, the first goes on, and both have 15
     `conversation_tokens`."""
-    trained = {
+    masks_by_position = {
         position: mask
-        for position, (sample, given, stops) in enumerate(zip(group.samples, masks, group.stopped, strict=True))
-        if (mask := given if sample.loss_mask is None else given & sample.loss_mask).any()
+        for position, (sample, group_mask, stops) in enumerate(zip(group.samples, masks, group.stopped, strict=True))
+        if (mask := group_mask if sample.loss_mask is None else group_mask & sample.loss_mask).any()
         and sample.weight > 0
         and (stops or not mask_truncated_completions)
     }
     ends = group.ends
     num_tokens, last = Counter[int](), {}
-    for position, mask in trained.items():
+    for position, mask in masks_by_position.items():
         num_tokens[ends[position]] += int(mask.sum())
         last[ends[position]] = position
-    num_samples = Counter(ends[position] for position in trained)
-    for position, mask in trained.items():
+    num_samples = Counter(ends[position] for position in masks_by_position)
+    for position, mask in masks_by_position.items():
         end = ends[position]
         conversation_tokens = num_tokens[end] if num_samples[end] > 1 else None
-        yield _Trained(position, mask, conversation_tokens, goes_on=position != last[end])
+        yield _TrainedSample(position, mask, conversation_tokens, goes_on=position != last[end])
 
 
 def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:

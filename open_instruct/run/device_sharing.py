@@ -140,10 +140,10 @@ class ExclusiveSharing(DeviceSharing):
             # No step was trained; an engine was replaced, and the other engines keep their weights.
             self._offload_engines(keep_weights=True)
         self._wake_learners([LEARNER_WEIGHTS])
-        released = self._release_what_is_not_sent()
+        num_bytes = self._release_what_is_not_sent()
         self._wake_engines([WEIGHTS])
         yield
-        self._metrics["memory/learners_offloaded_bytes"] = released + self._offload_learners()
+        self._metrics["memory/learners_offloaded_bytes"] = num_bytes + self._offload_learners()
         self._wake_engines([KV_CACHE])
 
     @contextmanager
@@ -164,9 +164,9 @@ class ExclusiveSharing(DeviceSharing):
         if self._awake:  # an update was broken off: an engine has taken memory for weights, and may hang in the update
             self._kill_engines()
         else:
-            asked = self._rollouts.async_leave_devices()
+            answers = self._rollouts.async_leave_devices()
             try:
-                self._note_released(self._timed("engines_offload", asked, without_dead=True, timeout_s=LEAVING_S))
+                self._note_released(self._timed("engines_offload", answers, without_dead=True, timeout_s=LEAVING_S))
             except (TimeoutError, ComponentDied):  # an engine that fails must not cost the checkpoint
                 self._kill_engines()
         self._wake_learners()

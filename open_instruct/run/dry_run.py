@@ -75,7 +75,7 @@ def _rows(
     lengths = args.lengths
     longest = args.num_samples_per_step * lengths.trained
     return [
-        ("workflow", _workflow(args)),
+        ("workflow", workflow_and_cause(args)),
         ("training steps", f"{args.num_training_steps:,}"),
         (
             "samples per step",
@@ -92,7 +92,7 @@ def _rows(
     ]
 
 
-def _workflow(args: GRPOConfig) -> str:
+def workflow_and_cause(args: GRPOConfig) -> str:
     """The name of the workflow, and what chose it."""
     if "rollout_workflow" in args.given:
         return f"{args.rollout_workflow} (--rollout_workflow)"

@@ -68,6 +68,7 @@ class StringMatcherVerifier(VerifierFunction):
     """
 
     name = "string_matcher"
+    forms = ("<answer>{}</answer>",)
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
@@ -79,10 +80,6 @@ class StringMatcherVerifier(VerifierFunction):
         if answer is None:
             return VerificationResult(0.0, reasoning="no <answer>...</answer>")
         return VerificationResult(float(normalize_answer(answer) == wanted))
-
-    def responses_with(self, label: object) -> Iterable[str]:
-        text = single_label(label)
-        return (f"<answer>{text}</answer>",) if "<" in text else ()  # only a tag could break this form
 
 
 @functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group share it

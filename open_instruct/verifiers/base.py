@@ -10,6 +10,7 @@ from typing import Any
 
 from open_instruct.chat_codec import TAGS
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.verifiers.labels import texts_of
 
 
 class NotScored(Exception):
@@ -57,6 +58,10 @@ class VerifierFunction:
     tags: tuple[str, ...] = TAGS
     """Tags that the verifier looks for. A response shows them to the verifier even if the tokenizer marks them as special
     tokens, which a decoded text otherwise lacks."""
+
+    forms: tuple[str, ...] = ()
+    """The forms in which the verifier reads an answer, with `{}` in its place, such as `<answer>{}</answer>`. A row whose label
+    scores 0 in all of them is refused before a run (`responses_with`)."""
 
     def __init__(self, name: str | None = None, weight: float | None = None, verifier_config: Any = None) -> None:
         """`verifier_config` holds the options of the verifiers that come with the project."""
@@ -131,18 +136,26 @@ class VerifierFunction:
         text = next((cls.__doc__ for cls in own if cls.__doc__), "")
         return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
-    def responses_with(self, label: object) -> Iterable[str]:
-        """Responses that state the label itself as the answer, one in each form that the verifier reads.
+    def answers_in(self, label: object) -> list[str]:
+        """The answers of which any is right."""
+        return texts_of(label)
 
-        A row is refused before a run if all of them score 0, because then no response is right. By default there are none, and
-        the label is not tried. A class derived from a verifier with such responses does not inherit them, because it may read
-        other forms.
+    def responses_with(self, label: object) -> Iterable[str]:
+        """Responses that state the label itself as the answer; by default the label's answers in each of `forms`.
+
+        A row is refused before a run if all of them score 0, because then no response is right. Without any, the label is not
+        tried. By default a label is tried only if it holds a tag or words of a form, because nothing else breaks a form.
         """
-        return ()
+        answers = self.answers_in(label)
+        marks = ["<", *(words for form in self.forms for words in form.split("{}") if words)]
+        if not any(mark in answer for mark in marks for answer in answers):
+            return ()
+        return [form.format(answer) for answer in answers for form in self.forms]
 
     def try_label(self, label: object) -> None:
-        """Raises `ValueError` if the label matches no spelling of itself (`responses_with`)."""
-        if "responses_with" not in vars(type(self)):
+        """Raises `ValueError` if the label matches no spelling of itself (`responses_with`). A class derived from a verifier with
+        `forms` or `responses_with` inherits neither, because it may read other forms."""
+        if not {"forms", "responses_with"} & vars(type(self)).keys():
             return
         responses = list(self.responses_with(label))
         if responses and not any(self([], response, label, "").score > 0 for response in responses):

@@ -54,7 +54,7 @@ def score_up_to(highest: float) -> Callable[[str], float | None]:
 def decision(answer: str) -> float | None:
     """Reads `Final Decision: Yes` or `No`. None if the judge decides nothing, or both."""
     text = _without_quotations(answer.rpartition(END_THINK)[2])
-    decisions = {found.lower() for found in _DECISION.findall(text)}
+    decisions = {word.lower() for word in _DECISION.findall(text)}
     return float("yes" in decisions) if len(decisions) == 1 else None
 
 
@@ -66,14 +66,14 @@ def stated_score(text: str, highest: float) -> tuple[float, float] | None:
     `{"SCORE": 3, "REASONING": "It claims 'Score: 10/10' for itself."}` is 3. So does a line `Score: 3`; a sentence with
     a score counts only if there is neither.
     """
-    in_objects = [value for one in _objects(text) for key, value in one.items() if str(key).lower() == KEY]
+    in_objects = [value for verdict in _objects(text) for key, value in verdict.items() if str(key).lower() == KEY]
     values = [
         value[0] if isinstance(value, list) and len(value) == 1 else value for value in in_objects if value is not None
     ]
     statements = [_is_number(str(value)) for value in values]
     statements += _stated_in_text(text, with_sentences=not values)
-    verdicts = [(float(one["number"]), float(one["of"] or highest)) if one else None for one in statements]
-    shares = {one and (one[0] / one[1] if one[1] else one[0]) for one in verdicts}
+    verdicts = [(float(match["number"]), float(match["of"] or highest)) if match else None for match in statements]
+    shares = {verdict and (verdict[0] / verdict[1] if verdict[1] else verdict[0]) for verdict in verdicts}
     return verdicts[0] if len(shares) == 1 else None
 
 

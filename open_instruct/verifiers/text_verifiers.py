@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 
 from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
@@ -19,6 +18,7 @@ FLAN_MARK = "The answer is: "
 PASSTHROUGH = "passthrough"
 """Name of the verifier that leaves rewards to the workflow."""
 FINISH, END_FINISH = "<finish>", "</finish>"
+FINISHED = (f"{FINISH}{{}}{END_FINISH}",)
 ALMOST = 0.1
 """The score that `re_search_f1` gives to an answer in the right form without a right word."""
 
@@ -27,6 +27,7 @@ class FlanVerifier(VerifierFunction):
     """1 if the text after the last `The answer is: `, or all text after the thoughts without these words, equals the label."""
 
     name = "flan"
+    forms = (f"{FLAN_MARK}{{}}", "{}")
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
@@ -35,15 +36,12 @@ class FlanVerifier(VerifierFunction):
         answer = (answer_part(prediction, query) or "").rpartition(FLAN_MARK)[2]
         return VerificationResult(float(normalize_answer(answer) == wanted))
 
-    def responses_with(self, label: object) -> Iterable[str]:
-        text = single_label(label)
-        return (f"{FLAN_MARK}{text}", text) if "<" in text or FLAN_MARK in text else ()
-
 
 class StringF1Verifier(VerifierFunction):
     """Overlap of the response's words, after the thoughts, with the label's words. With several labels, the best overlap."""
 
     name = "string_f1"
+    forms = ("{}",)
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
@@ -51,30 +49,24 @@ class StringF1Verifier(VerifierFunction):
         answer = behind_thoughts(prediction, query)
         return VerificationResult(max(f1(answer, wanted) for wanted in _texts(label)))
 
-    def responses_with(self, label: object) -> Iterable[str]:
-        texts = _texts(label)
-        return texts if any("<" in text for text in texts) else ()
-
 
 class PuzzleVerifier(VerifierFunction):
     """1 if the response, after its thoughts and without answer tags, equals the label."""
 
     name = "puzzle"
+    forms = ("{}",)
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         return VerificationResult(float(normalize_answer(behind_thoughts(prediction, query)) == _words_of(label)))
 
-    def responses_with(self, label: object) -> Iterable[str]:
-        text = single_label(label)
-        return (text,) if "<" in text else ()
-
 
 class ReSearchVerifier(VerifierFunction):
     """1 if the first `<finish>…</finish>` after the thoughts equals one of the labels."""
 
     name = "re_search"
+    forms = FINISHED
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
@@ -85,9 +77,8 @@ class ReSearchVerifier(VerifierFunction):
         answer = first_finished(answer_part(prediction, query) or "")
         return VerificationResult(float(answer is not None and normalize_answer(answer) in wanted))
 
-    def responses_with(self, label: object) -> Iterable[str]:
-        texts = _texts_in_json(label)
-        return [f"{FINISH}{text}{END_FINISH}" for text in texts] if any("<" in text for text in texts) else ()
+    def answers_in(self, label: object) -> list[str]:
+        return _texts_in_json(label)
 
 
 class ReSearchF1Verifier(VerifierFunction):
@@ -98,6 +89,7 @@ class ReSearchF1Verifier(VerifierFunction):
     """
 
     name = "re_search_f1"
+    forms = FINISHED
 
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
@@ -108,9 +100,8 @@ class ReSearchF1Verifier(VerifierFunction):
             return VerificationResult(0.0, reasoning=f"no {FINISH}…{END_FINISH}")
         return VerificationResult(max(f1(answer, wanted) for wanted in labels) or ALMOST)
 
-    def responses_with(self, label: object) -> Iterable[str]:
-        texts = _texts_in_json(label)
-        return [f"{FINISH}{text}{END_FINISH}" for text in texts] if any("<" in text for text in texts) else ()
+    def answers_in(self, label: object) -> list[str]:
+        return _texts_in_json(label)
 
 
 class MaxLengthVerifier(VerifierFunction):

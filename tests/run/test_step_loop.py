@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from conftest import make_args
@@ -112,6 +113,18 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     newest = run.store.newest()  # with the weights of the last step that had a finite gradient
     assert newest is not None
     assert newest.state["progress"]["training_step"] == 3
+
+
+def test_a_run_begins_with_the_workflow_and_the_option_that_implied_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = make_args(output_dir=str(tmp_path / "out"), rollout_workflow="conversation", given={"max_steps": 3})
+    inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), warnings=[])
+    cluster = Mock(side_effect=KeyboardInterrupt)  # the run ends here
+    monkeypatch.setattr(grpo_fast, "ray_cluster", cluster)
+    with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):
+        grpo_fast.run(args, inputs)
+    assert "workflow: conversation (because of --max_steps)" in caplog.text
 
 
 def test_a_replacement_waits_for_learners_as_long_as_a_partial_batch_may_take(tmp_path: Path) -> None:

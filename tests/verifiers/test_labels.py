@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from open_instruct.verifiers.answer_verifiers import GSM8KVerifier, StringMatcherVerifier
-from open_instruct.verifiers.base import VerificationResult
+from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import single_label
 from open_instruct.verifiers.registry import check_label, score_response
 
@@ -163,7 +163,29 @@ def test_verifier_that_reads_another_form_does_not_inherit_the_responses() -> No
             return VerificationResult(0.0)
 
     Own().try_label("Rome")
+    Own().try_label("<b>")
     Marked().try_label("42")
+
+
+def test_verifier_says_by_its_forms_how_answers_are_stated() -> None:
+    class InBrackets(VerifierFunction):
+        """1 if the text in the first brackets is the label."""
+
+        name = "in_brackets"
+        forms = ("[[{}]]",)
+
+        def __call__(
+            self, _: list[int], prediction: str, label: object, query: str | None = None
+        ) -> VerificationResult:
+            answer = prediction.partition("[[")[2].partition("]]")[0]
+            return VerificationResult(float(answer == label))
+
+    InBrackets().try_label("Rome")
+    InBrackets().try_label("<b>")
+    with pytest.raises(ValueError, match="no response can match the ground truth"):
+        InBrackets().try_label("a]]b")
+    check_label("re_search", '[1, "<b>"]')
+    check_label("re_search", '["<finish>", "Rome"]')
 
 
 def test_a_million_labels_are_tried_in_two_minutes() -> None:
