@@ -40,7 +40,7 @@ class Exhibit:
     """One public report, or several of the same mistake."""
 
     reports: tuple[str, ...]
-    """Each as `owner/name #number`."""
+    """Each as `owner/name #number`; `owner/name` alone for behaviour that shows in the project itself."""
     subject: str
     """One of `SUBJECTS`."""
     happened: str
@@ -73,7 +73,8 @@ def page() -> str:
 
 def _link(report: str) -> str:
     repository, _, number = report.partition(" #")
-    return f"[{repository.partition('/')[2]} #{number}](https://github.com/{repository}/issues/{number})"
+    name, place = repository.partition("/")[2], f"https://github.com/{repository}"
+    return f"[{name} #{number}]({place}/issues/{number})" if number else f"[{name}]({place})"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 
 import pytest
 from exhibit import PAGE, SUBJECTS, exhibits, page
@@ -17,7 +18,7 @@ def test_page_is_made_from_the_files() -> None:
 def test_file_tells_its_report_and_shows_both_ways(name: str) -> None:
     exhibit = EXHIBITS[name]
     assert exhibit.reports
-    assert all("/" in report and report.partition(" #")[2].isdigit() for report in exhibit.reports)
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+( #[0-9]+)?", report) for report in exhibit.reports)
     assert exhibit.subject in SUBJECTS
     assert exhibit.happened.endswith(".")
     assert exhibit.here.endswith(".")
