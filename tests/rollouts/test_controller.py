@@ -211,9 +211,10 @@ def assert_rollouts(paths: list[Path], items: list[DataProtoItem]) -> None:
         assert set(record) == {
             *("step", "sample_idx", "prompt_idx", "prompt_tokens", "response_tokens", "reward", "advantage"),
             *("finish_reason", "dataset", "ground_truth", "request_info", "logprobs"),
-            *("row", "outcome"),  # beside open-instruct's fields
+            *("row", "outcome", "prompt_id"),  # beside open-instruct's fields
         }
         assert (record["step"], record["prompt_idx"]) == (1, record["sample_idx"] // 4)
+        assert record["prompt_id"] == item.non_tensor_batch["uid"]
         assert record["ground_truth"] == item.non_tensor_batch["reward_model"]["ground_truth"]
         assert len(record["logprobs"]) == len(record["response_tokens"]) > 0
     assert {np.sign(record["advantage"]) for record in records} == {-1, 1}
