@@ -99,7 +99,7 @@ def test_an_engine_that_answers_nothing_ends_the_run_and_is_named(begin: Any) ->
     school = begin(PlayedTeacher(answers=False), PlayedTeacher(), timeout_s=0.3)
     school.scoring.submit(group(0))
     school.scoring.submit(group(1))
-    assert "engine 0 of the teacher has 1 groups and answered none for" in school.failure()
+    assert "engine 0 of the teacher has 1 group and answered none for" in school.failure()
 
 
 def test_an_engine_that_answers_now_and_then_may_take_its_time(begin: Any) -> None:

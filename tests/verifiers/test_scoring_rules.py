@@ -1,7 +1,7 @@
 """What a verifier says about the responses that it scores above 0, for messages to the user."""
 
 from open_instruct.verifiers.base import VerifierFunction
-from open_instruct.verifiers.registry import scoring_rule, verifier_names
+from open_instruct.verifiers.registry import build_all_verifiers, scoring_rule
 
 LABELS: dict[str, object] = {
     "reasoning_gym": '{"question": "?", "answer": "154", "metadata": {"source_dataset": "chain_sum"}}'
@@ -9,7 +9,12 @@ LABELS: dict[str, object] = {
 
 
 def test_every_verifier_says_in_one_sentence_what_it_looks_for() -> None:
-    for name in verifier_names():
+    own = [
+        name
+        for name, verifier in build_all_verifiers().items()
+        if type(verifier).__module__.startswith("open_instruct.")
+    ]
+    for name in own:
         rule = scoring_rule(name, LABELS.get(name, "154"))
         assert 20 < len(rule) < 200, (name, rule)
         assert "Scores one response" not in rule  # the docstring of the base class says nothing about this verifier
