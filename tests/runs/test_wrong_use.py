@@ -70,7 +70,7 @@ def mistakes(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ({"tools": f"{__file__}:words"}, "no docstring"),
         ({"tools": __file__}, f"--tools {__file__}: "),
         ({"tools": "calculator", "tool_configs": "{bad"}, "--tool_configs {bad: it is no JSON"),
-        ({"tools": "calculator", "tool_configs": "[]"}, "--tool_configs []: it must be a JSON object"),
+        ({"tools": "calculator", "tool_configs": "[1]"}, "--tool_configs [1]: it must be a JSON object"),
         ({"tools": "calculator", "tool_configs": ["{}", "{}"]}, "--tool_configs {} {}: there are 1 tools"),
         ({"tools": "calculator", "tool_parser_type": "vllm_nope"}, "vLLM has no parser nope; there are vllm_"),
         (
