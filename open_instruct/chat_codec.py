@@ -198,8 +198,8 @@ class ChatCodec:
         """The tokens as text, without special tokens except for tags."""
         if not self._special_tags:
             return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
-        kept = [token_id for token_id in token_ids if token_id not in self._control_ids]
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+        text_ids = [token_id for token_id in token_ids if token_id not in self._control_ids]
+        return str(self._tokenizer.decode(text_ids, skip_special_tokens=False))
 
     @functools.cached_property
     def _control_ids(self) -> frozenset[int]:

@@ -118,10 +118,10 @@ def write_options(args: GRPOConfig) -> Path:
 
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that a run depends on."""
-    found = {"python": sys.version.split()[0]}
+    version_of = {"python": sys.version.split()[0]}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            version_of[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return version_of
