@@ -101,7 +101,7 @@ class VerifiersInThisProcess:
         pass
 
     def submit(
-        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str
+        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], queries: list[str]
     ) -> Future[list[Scored]]:
         scored: Future[list[Scored]] = Future()
         scores = [score_response(dataset, truth, ids, text).score for ids, text in zip(token_ids, texts, strict=True)]
@@ -118,12 +118,12 @@ class JudgesInThisProcess(VerifiersInThisProcess):
     queries: ClassVar[set[str]] = set()
 
     def submit(
-        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str
+        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], queries: list[str]
     ) -> Future[list[Scored]]:
-        free = super().submit(dataset, truth, token_ids, texts, query).result()
+        free = super().submit(dataset, truth, token_ids, texts, queries).result()
         scored: Future[list[Scored]] = Future()
         scored.set_result([replace(one, cost=0.25) for one in free])
-        self.queries.add(query)
+        self.queries.update(queries)
         return scored
 
 

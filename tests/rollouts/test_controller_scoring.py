@@ -242,7 +242,7 @@ class RubricsInThisProcess(VerifiersInThisProcess):
     labels: ClassVar[list[Any]] = []
 
     def submit(
-        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], query: str
+        self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], queries: list[str]
     ) -> Future[list[Scored]]:
         assert dataset == "rubric"
         self.labels.append(truth)
