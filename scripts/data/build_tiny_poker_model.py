@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from open_instruct.user_modules import import_user_module
 
 ROOT = Path(__file__).parents[2]
-KUHN: Any = import_user_module(str(ROOT / "examples" / "kuhn_poker.py"))
+KUHN: Any = import_user_module(str(ROOT / "scripts" / "train" / "debug" / "kuhn_poker.py"))
 ROUNDS = 1
 PROMPT = "Deal {:04d}."
 NUM_TRAIN, NUM_EVAL = 512, 128

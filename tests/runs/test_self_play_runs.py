@@ -1,4 +1,4 @@
-"""Self-play as a user starts it: examples/kuhn_poker.py through engine, learner and evaluation."""
+"""Self-play as a user starts it: scripts/train/debug/kuhn_poker.py through engine, learner and evaluation."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def test_engine_and_learner_agree_on_both_seats(tmp_path: Path) -> None:
         tmp_path / "out",
         model_name_or_path=ASSETS / "tiny_poker_model",
         dataset_mixer_list=[ASSETS / "kuhn_poker_train.jsonl", "1.0"],
-        workflow_modules=[ROOT / "examples" / "kuhn_poker.py"],
+        workflow_modules=[ROOT / "scripts" / "train" / "debug" / "kuhn_poker.py"],
         rollout_workflow="kuhn_poker",
         kuhn_rounds=3,
         max_prompt_token_length=64,

@@ -1,6 +1,7 @@
-"""Self-play as users write it: examples/kuhn_poker.py with a played policy, real tables, and a ledger for each seat."""
+"""Self-play as users write it: kuhn_poker.py with a played policy, real tables, and a ledger for each seat."""
 
 import re
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from open_instruct.workflows.base import WORKFLOWS
 from open_instruct.workflows.runner import EngineFacts, RolloutRunner
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "kuhn_poker.py"
+EXAMPLE = ROOT / "scripts" / "train" / "debug" / "kuhn_poker.py"
 TOKENIZER = ROOT / "assets" / "tiny_poker_model"
 TIMEOUT_S = 120.0
 
@@ -403,3 +404,12 @@ def test_games_that_run_side_by_side_keep_their_turns_apart(seat: MakeTable, cod
         assert sample.loss_mask is not None
         said = codec.decode_all(sample.response_ids[sample.loss_mask].tolist())
         assert said.startswith(f"game {position % 5} ")
+
+
+def test_the_guide_shows_the_code_as_it_is() -> None:
+    page = next((ROOT / "docs").rglob("self_play.md")).read_text()
+    excerpts = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(excerpts) >= 4
+    code = EXAMPLE.read_text()
+    for excerpt in excerpts:
+        assert any(textwrap.indent(excerpt, " " * width) in code for width in (0, 4, 8)), excerpt

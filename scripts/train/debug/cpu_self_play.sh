@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, then trains a tiny model to play Kuhn poker against itself (examples/kuhn_poker.py), on two CPU cores.
+# Sets up, then trains a tiny model to play Kuhn poker against itself (scripts/train/debug/kuhn_poker.py), on two CPU cores.
 #
 #   bash scripts/train/debug/cpu_self_play.sh
 #   bash scripts/train/debug/cpu_self_play.sh --output_dir out/x --seed 3     further options win over those below
@@ -15,7 +15,7 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --model_name_or_path "$ROOT/assets/tiny_poker_model" \
     --dataset_mixer_list "$ROOT/assets/kuhn_poker_train.jsonl" 1.0 \
     --dataset_mixer_eval_list "$ROOT/assets/kuhn_poker_eval.jsonl" 1.0 \
-    --workflow_modules "$ROOT/examples/kuhn_poker.py" \
+    --workflow_modules "$ROOT/scripts/train/debug/kuhn_poker.py" \
     --rollout_workflow kuhn_poker \
     --max_prompt_token_length 64 \
     --response_length 96 \

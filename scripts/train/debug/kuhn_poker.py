@@ -1,6 +1,6 @@
 """Self-play as a workflow in one file: two seats of one policy at TextArena's Kuhn poker.
 
-    python open_instruct/grpo_fast.py … --workflow_modules examples/kuhn_poker.py --rollout_workflow kuhn_poker
+    python open_instruct/grpo_fast.py … --workflow_modules scripts/train/debug/kuhn_poker.py --rollout_workflow kuhn_poker
 
     prompt = a deal ──► G games ──► seat 0: a conversation, its ledger, a sample of group 0  ┐ the same cards in all G games,
                               └──► seat 1: a conversation, its ledger, a sample of group 1  ┘ so a group is its own baseline
