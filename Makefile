@@ -1,5 +1,5 @@
 SHELL := bash
-.PHONY: help setup style quality test demo pins
+.PHONY: help setup style quality test demo docs pins
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ test: ## Run the core tests
 
 demo: ## Train a tiny model on CPU
 	bash scripts/train/debug/cpu_demo.sh
+
+docs: ## Build the site into site/, without a broken link
+	bash scripts/build_docs.sh
 
 pins: setup ## Resolve both requirements files anew
 	.venv/bin/python scripts/pins.py

@@ -307,7 +307,8 @@ def _doubts_about_cores(num_gpus: int) -> Iterator[str]:
         yield (
             f"This process may use {cores} CPU {'core' if cores == 1 else 'cores'}, and the node has {num_gpus} GPUs: with fewer "
             f"than {CORES_PER_GPU} cores for each GPU, loading and generation are slow, and time limits may pass. On Slurm give "
-            "both `#SBATCH --cpus-per-task=N` and `srun --cpus-per-task=N` (docs/multi_node.md); in a container, raise --cpus."
+            "both `#SBATCH --cpus-per-task=N` and `srun --cpus-per-task=N` (docs/guides/multi_node.md); in a container, raise "
+            "--cpus."
         )
 
 

@@ -5,7 +5,7 @@
 
 The file (`conf/fully_async.yaml` shows all sections) is composed by hydra. Every key is an option of `grpo_fast.py --help`,
 in whichever section it stands. Keys of the file alone are the few of `SPECIAL_KEYS`. Log, monitor and subclasses:
-docs/source_systems.md.
+docs/reference/source_systems.md.
 """
 
 import sys

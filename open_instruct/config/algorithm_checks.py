@@ -45,4 +45,4 @@ def _own(args: GRPOConfig, registry: Registry[Any]) -> Entry[Any] | None:
 
 def _mistake(args: GRPOConfig, registry: Registry[Any], problem: str) -> Iterator[str]:
     if problem:
-        yield f"{shown(args, registry.flag)}: {problem}. Mend it in its file (docs/algorithms.md)."
+        yield f"{shown(args, registry.flag)}: {problem}. Mend it in its file (docs/guides/algorithms.md)."

@@ -23,12 +23,12 @@ class ModelOptions:
     """Data type of weights and activations. auto is bfloat16 on GPU and float32 on CPU."""
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention of the learners. auto is flash_attention_2 on a GPU in bfloat16 (with the kernels of torch), else sdpa; for a
-    model that this cannot compute it is sdpa or eager (docs/models.md)."""
+    model that this cannot compute it is sdpa or eager (docs/guides/models.md)."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     compile_model: bool = False
     """Compile the layers of the learners' model with torch.compile. On a GPU micro-batches of a small model take half the time
-    (docs/gpu.md), on CPU they take longer. A learner compiles for some 15 seconds when it first gets a kind of batch."""
+    (docs/guides/gpu.md), on CPU they take longer. A learner compiles for some 15 seconds when it first gets a kind of batch."""
 
 
 @dataclass(kw_only=True)
@@ -41,7 +41,7 @@ class TokenizerOptions:
     """Branch, tag or commit of a tokenizer on the hub. By default model_revision if the tokenizer comes with the model."""
     chat_template_name: str | None = None
     """Chat template in place of the tokenizer's own: the name of one that comes with the project (tulu, olmo, r1_simple_chat and
-    more: docs/coming_from_open_instruct.md), or a file that holds one in Jinja. A model without a template needs one."""
+    more: docs/guides/coming_from_open_instruct.md), or a file that holds one in Jinja. A model without a template needs one."""
     add_bos: bool = False
     """Begin each prompt with the tokenizer's token for the beginning of a text, if the chat template does not."""
 

@@ -2,7 +2,7 @@
 
 These names are not accepted. They are known so that a message names the option that means the same, and not one that is only
 spelled alike.
-`docs/coming_from_trl_verl_prime_rl.md` holds the same tables; `python -m open_instruct.config.foreign_words` prints them.
+`docs/guides/coming_from_trl_verl_prime_rl.md` holds the same tables; `python -m open_instruct.config.foreign_words` prints them.
 (Options of open-instruct are accepted; see `open_instruct_options.py`.)
 """
 
@@ -45,7 +45,7 @@ BATCH = _is(
 )
 DATA = _is("dataset_mixer_list", note="a name and an amount, such as train.jsonl 1.0")
 EVAL_DATA = _is("dataset_mixer_eval_list", note="a name and an amount, such as test.jsonl 1.0")
-REWARDS = _is("verifier_modules", note="a file with classes of verifiers: docs/verifiers.md")
+REWARDS = _is("verifier_modules", note="a file with classes of verifiers: docs/guides/verifiers.md")
 MEMORY = _is("per_device_train_batch_size", "pack_length", note="rows of pack_length tokens in one pass")
 RHO = _is("use_rho_correction", "rho_level", "rho_clamp_upper_bound")
 TRACKING = _is("with_tracking", note="metrics go to wandb; metrics.jsonl has them always")
@@ -110,8 +110,10 @@ TRL: Mapping[str, Meaning] = {
     "ref_model_sync_steps": _is("ref_policy_update_freq"),
     "ref_model_mixup_alpha": _is("alpha"),
     "max_tool_calling_iterations": _is("max_steps"),
-    "rollout_func": _is("rollout_workflow", "workflow_modules", note="a workflow of your own: docs/workflows.md"),
-    "environment_factory": _is("tools", "environment_modules", note="docs/environments.md"),
+    "rollout_func": _is(
+        "rollout_workflow", "workflow_modules", note="a workflow of your own: docs/guides/workflows.md"
+    ),
+    "environment_factory": _is("tools", "environment_modules", note="docs/guides/environments.md"),
     "chat_template_kwargs": _is("chat_template_name", note="a file with a template of your own"),
     "log_completions": _is("save_traces"),
     "report_to": TRACKING,
@@ -277,8 +279,8 @@ PRIME_RL: Mapping[str, Meaning] = {
     "orchestrator.max_off_policy_steps": _is("max_staleness_allowed"),
     "orchestrator.max_steps": STEPS,
     "orchestrator.seq_len": _is("pack_length"),
-    "orchestrator.env": _is("tools", "environment_modules", note="docs/environments.md"),
-    "orchestrator.environment.id": _is("tools", "environment_modules", note="docs/environments.md"),
+    "orchestrator.env": _is("tools", "environment_modules", note="docs/guides/environments.md"),
+    "orchestrator.environment.id": _is("tools", "environment_modules", note="docs/guides/environments.md"),
     "orchestrator.sampling.temperature": _is("temperature"),
     "orchestrator.sampling.max_tokens": _is("response_length"),
     "orchestrator.train.sampling.temperature": _is("temperature"),

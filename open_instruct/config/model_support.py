@@ -1,4 +1,4 @@
-"""Which families of models can be trained, judged by a model's config. docs/models.md has the measurements."""
+"""Which families of models can be trained, judged by a model's config. docs/guides/models.md has the measurements."""
 
 import json
 import math
@@ -10,7 +10,9 @@ from typing import Any
 
 from open_instruct.config.attention_calls import attention_calls, why_no_flash_attention
 
-CHOOSE_ANOTHER = "Choose a model of a family that docs/models.md lists as exact, such as Qwen3, Llama, OLMo or Mixtral."
+CHOOSE_ANOTHER = (
+    "Choose a model of a family that docs/guides/models.md lists as exact, such as Qwen3, Llama, OLMo or Mixtral."
+)
 
 REFUSED = {
     "gpt_oss": "vLLM 0.32 cannot take new weights of its experts and attention sinks while it runs",

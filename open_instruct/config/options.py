@@ -63,7 +63,7 @@ class RolloutOptions:
     """How the model responds to a prompt. single_turn: in one turn; conversation: in turns, with tools and environments between;
     agent_program: as a program of yours asks it to; rc: in cycles of a reasoning turn and its summary."""
     workflow_modules: list[str] = field(default_factory=list)
-    """Files (my_workflow.py) or modules that define further workflows. See docs/workflows.md."""
+    """Files (my_workflow.py) or modules that define further workflows. See docs/guides/workflows.md."""
     temperature: float = limited(1.0, Limits(0, MAX_TEMPERATURE, low_itself=False))
     """Sampling temperature in training, 0.01 or more: vLLM has no lower one."""
     vllm_top_p: float = limited(1.0, POSITIVE_SHARE)
@@ -155,9 +155,9 @@ class AlgorithmOptions(ClipOptions, GspoOptions, GmpoOptions, SapoOptions, DppoT
     """Policy loss. dapo: the clipped ratio, with separate lower and upper bounds (clip_lower, clip_higher); grpo: the same with
     one bound, a mean over responses; dr_grpo: grpo without a length bias; cispo: weights are clipped, no token loses its
     gradient; gspo: one ratio per response; gmpo: the geometric mean of clipped ratios; sapo: a soft gate; dppo_tv: a trust region
-    on the shift of probability. docs/algorithms.md says when to use which."""
+    on the shift of probability. docs/guides/algorithms.md says when to use which."""
     algorithm_modules: list[str] = field(default_factory=list)
-    """Files (my_loss.py) or modules that define further losses or advantages. See docs/algorithms.md."""
+    """Files (my_loss.py) or modules that define further losses or advantages. See docs/guides/algorithms.md."""
     num_epochs: int = limited(1, COUNT)
     """Passes over the data of one training step."""
     num_mini_batches: int = limited(1, COUNT)

@@ -242,7 +242,7 @@ def surroundings(script: str) -> list[str]:
         elif name == "secret":
             notes.append(f"in the environment: {value.partition('=')[0]}")
         elif name == "num_nodes" and value not in ("", "1"):
-            notes.append(f"on {value} nodes: docs/multi_node.md says how")
+            notes.append(f"on {value} nodes: docs/guides/multi_node.md says how")
     variables = dict.fromkeys(name for word in words for name in _VARIABLE.findall(word.written))
     return [*notes, *([f"variables of the script: {', '.join(variables)}"] if variables else [])]
 

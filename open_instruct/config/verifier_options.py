@@ -35,7 +35,8 @@ class RewardOptions:
     overlong_penalty_factor: float = limited(1.0, NOT_NEGATIVE)
     """Reward that a response of response_length tokens loses, with overlong_buffer_len."""
     verifier_modules: list[str] = field(default_factory=list)
-    """Files (my_rewards.py) or modules that define further verifiers: subclasses of VerifierFunction. See docs/verifiers.md."""
+    """Files (my_rewards.py) or modules that define further verifiers: subclasses of VerifierFunction.
+    See docs/guides/verifiers.md."""
     verifier_timeout_s: float = limited(10.0, POSITIVE)
     """Seconds that the verification of one response may take. Then it is killed, and the response is not scored."""
     max_unscored_share: float = limited(0.5, SHARE)

@@ -165,7 +165,7 @@ class LoadAccount:
         if parts:
             raise WeightsDoNotFit(
                 f"{DO_NOT_FIT} {type(self._model).__name__}: {'; '.join(parts)}. The engine would sample from old weights, so "
-                "the run ends. This family of models cannot be trained; docs/models.md lists those that can."
+                "the run ends. This family of models cannot be trained; docs/guides/models.md lists those that can."
             )
 
     def _is_partly_filled(self, tensor_id: int) -> bool:

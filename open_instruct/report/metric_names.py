@@ -1,4 +1,4 @@
-"""Every metric of a run, and what it means: the source of `docs/metrics.md`.
+"""Every metric of a run, and what it means: the source of `docs/reference/metrics.md`.
 
     python -m open_instruct.report.metric_names      writes the page
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from open_instruct.config.grpo_config import GRPOConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 INTRODUCTION = """# Metrics
 
 `python -m open_instruct.report.metric_names` writes this page anew.
@@ -434,13 +434,13 @@ def alerts_are_on_metrics(args: GRPOConfig) -> list[str]:
         name = alert.partition("=")[0]
         if "=" in alert and find(name) is None:
             alike = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {alike[0]}?" if alike else "docs/metrics.md has their names."
+            hint = f"Did you mean {alike[0]}?" if alike else "docs/reference/metrics.md has their names."
             mistakes.append(f"--alerts {alert}: there is no metric {name!r}. {hint}")
     return mistakes
 
 
 def page() -> str:
-    """`docs/metrics.md`."""
+    """`docs/reference/metrics.md`."""
     lines = [INTRODUCTION]
     for title, metrics in SECTIONS.items():
         lines += [f"## {title}", "", "| metric | meaning |", "|---|---|"]

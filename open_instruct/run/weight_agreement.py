@@ -106,7 +106,7 @@ class WeightAgreement:
             f"engine {number} does not compute what the learners compute: the log-probs of {len(difference_R)} tokens "
             f"differ by {largest:.3g} at most and {mean:.3g} on average, and the {measure} may be {limit:g} "
             f"(--logprob_mismatch_limit). {self._suspects(engine)} Training would go wrong without a word, so the run ends. "
-            "docs/models.md lists families that agree."
+            "docs/guides/models.md lists families that agree."
         )
 
     def _suspects(self, engine: Any) -> str:

@@ -5,7 +5,7 @@
                                                    ctx.generate, ctx.call, ctx.now …            arrived(notes), metrics(…)
 
 A workflow is chosen by name (`--rollout_workflow`), and no other code knows which workflow runs. To add a workflow, write a file
-with a subclass of `Workflow` and name the file with `--workflow_modules my_workflow.py`; see docs/workflows.md.
+with a subclass of `Workflow` and name the file with `--workflow_modules my_workflow.py`; see docs/guides/workflows.md.
 """
 
 import random

@@ -156,7 +156,7 @@ def test_no_foreign_word_is_an_option_under_its_own_name_with_a_different_meanin
 
 
 def test_the_page_has_the_tables() -> None:
-    page = (ROOT / "docs/coming_from_trl_verl_prime_rl.md").read_text()
+    page = (ROOT / "docs/guides/coming_from_trl_verl_prime_rl.md").read_text()
     for project, words in PROJECTS.items():
         assert f"## {project}\n\n{table(words)}\n" in page, (
             "put the output of python -m open_instruct.config.foreign_words there"

@@ -47,7 +47,7 @@ def test_refused_family_is_named_with_reason_and_cure(tmp_path: Path, family: st
     [mistake] = [one for one in collect_mistakes(make_args(model_name_or_path=str(tmp_path))) if "of type" in one]
     assert mistake.startswith(f"--model_name_or_path {tmp_path}: a model of type {family} is not supported")
     assert reason in mistake
-    assert "Choose a model of a family that docs/models.md lists" in mistake
+    assert "Choose a model of a family that docs/guides/models.md lists" in mistake
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - REFUSED))

@@ -156,7 +156,7 @@ def test_no_name_is_in_two_tables() -> None:
 
 
 def test_every_name_stands_in_the_documentation() -> None:
-    page = (Path(__file__).parents[2] / "docs/coming_from_open_instruct.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guides/coming_from_open_instruct.md").read_text()
     names = [*WITHOUT_EFFECT, *RENAMED, *BY_VALUE, *REFUSED]
     assert [name for name in names if f"`{name}`" not in page and f"`{name} " not in page] == []
 

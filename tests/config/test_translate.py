@@ -264,7 +264,7 @@ def test_what_the_launcher_was_told_is_named() -> None:
         "in the environment: A=1",
         "in the environment: B=$STEPS",
         "in the environment: KEY",
-        "on 2 nodes: docs/multi_node.md says how",
+        "on 2 nodes: docs/guides/multi_node.md says how",
         "variables of the script: DATA, NAME, STEPS",
     ]
 
@@ -285,7 +285,7 @@ def test_translated_lines_are_understood_without_notes(script: str) -> None:
 
 def test_what_differs_is_ours_and_stands_in_the_documentation() -> None:
     assert set(DIFFERENT) <= set(option_kinds(GRPOConfig))
-    page = (ROOT / "docs/coming_from_open_instruct.md").read_text()
+    page = (ROOT / "docs/guides/coming_from_open_instruct.md").read_text()
     missing = [
         name for name, text in DIFFERENT.items() if f"| `{name}` | {text.replace('|', chr(92) + '|')} |" not in page
     ]

@@ -1,4 +1,4 @@
-"""The table of options that a resumed run may change (`docs/preemption.md`) has each of them; the identity lets each change."""
+"""The table of options that a resumed run may change (`docs/guides/preemption.md`) has each; the identity lets each change."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from open_instruct.data import run_identity
 from open_instruct.registry import option_fields, option_kinds
 from open_instruct.workflows.base import WORKFLOWS, identity_options
 
-PAGE = Path(__file__).parents[2] / "docs" / "preemption.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "preemption.md"
 MUST_STAY = {*run_identity.OPTIONS, *(name for workflow in WORKFLOWS.names for name in identity_options(workflow))}
 COMPARED_BY_CONTENT = "compared by what they come to"
 

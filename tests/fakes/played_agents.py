@@ -73,8 +73,8 @@ print(json.dumps({"reward": 0.25, "metrics": {"turns": 4, "bad": None}}))
 
 
 def program_in_documents(name: str) -> str:
-    """The program of docs/agents.md whose first line names it."""
-    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    """The program of docs/guides/agents.md whose first line names it."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "agents.md").read_text()
     [found] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if block.startswith(f"# {name}")]
     return found
 

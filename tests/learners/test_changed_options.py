@@ -1,4 +1,4 @@
-"""Learners go on from a checkpoint that learners with other options have written, as `docs/preemption.md` says."""
+"""Learners go on from a checkpoint that learners with other options have written, as `docs/guides/preemption.md` says."""
 
 from pathlib import Path
 from typing import Any

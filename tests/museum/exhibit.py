@@ -1,6 +1,6 @@
 """What a file of the museum says about a public bug report, and the page that is made from all of them.
 
-    python tests/museum/exhibit.py      writes docs/bugs_elsewhere.md
+    python tests/museum/exhibit.py      writes docs/measurements/bugs_elsewhere.md
 
 Each file holds the mistake in a few lines (`theirs`), what this project does (`ours`), and one check for both: it fails for the
 first and passes for the second.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "bugs_elsewhere.md"
+PAGE = FOLDER.parents[1] / "docs" / "measurements" / "bugs_elsewhere.md"
 INTRODUCTION = """# Bugs elsewhere
 
 Mistakes that other trainers, graders and engines had, from public reports, and how we know that they do not happen here. Each row
@@ -57,7 +57,7 @@ def exhibits() -> Iterator[tuple[str, Exhibit]]:
 
 
 def page() -> str:
-    """The text of `docs/bugs_elsewhere.md`."""
+    """The text of `docs/measurements/bugs_elsewhere.md`."""
     rows: dict[str, list[str]] = {subject: [] for subject in SUBJECTS}
     for name, exhibit in exhibits():
         links = ", ".join(map(_link, exhibit.reports))

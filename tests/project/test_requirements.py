@@ -168,7 +168,7 @@ def test_installed_cpu_distributions_own_no_file_together() -> None:
 def test_every_direct_dependency_is_explained() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     names = {entry.split("==")[0] for group in groups.values() for entry in group if isinstance(entry, str)}
-    text = (ROOT / "docs" / "dependencies.md").read_text()
+    text = (ROOT / "docs" / "reference" / "dependencies.md").read_text()
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 

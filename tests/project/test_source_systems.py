@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-TARGETS = re.findall(r"`([\w/.]+\.py):([\w.]+)`", (ROOT / "docs" / "source_systems.md").read_text())
+TARGETS = re.findall(r"`([\w/.]+\.py):([\w.]+)`", (ROOT / "docs" / "reference" / "source_systems.md").read_text())
 
 
 def defined_names(path: Path) -> set[str]:

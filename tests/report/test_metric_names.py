@@ -79,7 +79,7 @@ def test_numbers_over_all_groups_are_those_of_the_same_name() -> None:
         ("max_sample_age=3", None),
         ("all_groups/scores=2", None),
         ("time/totl=2", "--alerts time/totl=2: there is no metric 'time/totl'. Did you mean time/total?"),
-        ("xyzzy=1", "--alerts xyzzy=1: there is no metric 'xyzzy'. docs/metrics.md has their names."),
+        ("xyzzy=1", "--alerts xyzzy=1: there is no metric 'xyzzy'. docs/reference/metrics.md has their names."),
         ("nothing", None),  # no limit: `config/checks.py` says so
     ],
 )

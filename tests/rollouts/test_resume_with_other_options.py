@@ -1,5 +1,5 @@
 # ruff: noqa: F811 - fixtures are imported
-"""The controller goes on from a saved state with other options, as `docs/preemption.md` says."""
+"""The controller goes on from a saved state with other options, as `docs/guides/preemption.md` says."""
 
 import queue
 import time

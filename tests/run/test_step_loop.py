@@ -558,7 +558,7 @@ def test_the_controller_hears_of_weights_that_engines_got_between_two_syncs(tmp_
     run.log.close()
 
 
-# --- other options after a resume, as docs/preemption.md says ----------------------------------------------------------
+# --- other options after a resume, as docs/guides/preemption.md says ----------------------------------------------------------
 
 STOPPED = "training step 3"
 

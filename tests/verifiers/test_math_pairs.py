@@ -1,6 +1,6 @@
 """Generated pairs of label and answer with a known verdict: no wrong answer is paid, and the document says which forms are read.
 
-`PYTHONPATH=.:tests/fakes python tests/verifiers/test_math_pairs.py` writes the table into docs/verifiers.md.
+`PYTHONPATH=.:tests/fakes python tests/verifiers/test_math_pairs.py` writes the table into docs/guides/verifiers.md.
 """
 
 import time
@@ -15,7 +15,7 @@ from math_things import KINDS
 from open_instruct.verifiers import math_equivalence
 from open_instruct.verifiers.registry import score_response
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "verifiers.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guides" / "verifiers.md"
 MOST_TIME_OUTS = 3
 """Comparisons that may take too long: a wrong answer that nobody compared is not refused for being wrong."""
 BEGIN, END = "<!-- forms of math: begin -->\n", "<!-- forms of math: end -->\n"

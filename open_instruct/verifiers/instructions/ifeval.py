@@ -2,7 +2,7 @@
 
 Ids, arguments and conditions are those of IFEval (arXiv:2311.07911) and of open-instruct's IFEvalG. Some conditions of IFEvalG
 refuse a response that does what the sentence in the prompt says, or pass a response that does not. Then the sentence counts;
-docs/verifiers.md lists these conditions.
+docs/guides/verifiers.md lists these conditions.
 """
 
 import ast

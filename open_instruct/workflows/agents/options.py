@@ -25,7 +25,7 @@ class AgentOptions:
 
     agent_command: str | None = None
     """With rollout_workflow agent_program: the program that every rollout starts, such as "python my_agent.py". It finds the
-    model in OPENAI_BASE_URL and the row on its standard input (docs/agents.md)."""
+    model in OPENAI_BASE_URL and the row on its standard input (docs/guides/agents.md)."""
     agent_timeout_s: float = limited(600.0, POSITIVE)
     """Longest time that a program may run. Then it is killed with its children, which counts as a failure of the program."""
     agent_attempts: int = limited(2, COUNT)

@@ -21,7 +21,8 @@ CONVERSATION = "conversation"
 MOST_PROCESSES = 1024
 """Of environments on an engine, where --pool_size does not say."""
 SERVICES = {
-    "generic_sandbox": "it needs Docker, which this project does not drive. An environment of your own can: docs/environments.md",
+    "generic_sandbox": "it needs Docker, which this project does not drive. An environment of your own can: "
+    "docs/guides/environments.md",
     "dr_agent_mcp": "it is Ai2's package. Give its servers to generic_mcp",
     "crawl4ai_browse": "it is Ai2's service. jina_browse reads pages, and generic_mcp takes any MCP server",
 }
@@ -34,7 +35,7 @@ class ConversationOptions:
 
     tools: list[str] = field(default_factory=list)
     """Tools and environments: calculator, python, search, a function or class in a file (my_tools.py:lookup), and others
-    (docs/environments.md). With any option of this group, rollout_workflow is conversation unless it says otherwise."""
+    (docs/guides/environments.md). With any option of this group, rollout_workflow is conversation unless it says otherwise."""
     tool_call_names: list[str] = field(default_factory=list)
     """The names under which the model calls the tools, in their order. By default their own."""
     tool_configs: list[str] = field(default_factory=list)
