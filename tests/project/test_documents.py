@@ -2,13 +2,19 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import skill_pages  # noqa: E402
+
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-MARKDOWN = [*PAGES, *ROOT.glob("*.md")]
+MARKDOWN = [*PAGES, *ROOT.glob("*.md"), *sorted((ROOT / "skills").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 MENTION = re.compile(r"\bdocs/[\w/.-]+\.md\b")
 CODE_FOLDERS = ("open_instruct", "tests", "scripts", "benchmarks", "examples", "conf", ".ci", ".github")
@@ -66,6 +72,26 @@ def test_every_page_is_in_the_contents_and_on_the_map() -> None:
     contents = set(re.findall(r"^   (\w+/\w+)$", (ROOT / "docs" / "index.rst").read_text(), flags=re.MULTILINE))
     assert contents == names
     assert set(re.findall(r"\]\((\w+/\w+)\.md\)", (ROOT / "docs" / "README.md").read_text())) == names
+
+
+@pytest.mark.parametrize("skill", skill_pages.SKILLS, ids=lambda skill: skill.name)
+def test_skill_is_the_text_of_its_pages(skill: skill_pages.Skill) -> None:
+    assert skill.path.read_text() == skill_pages.text_of(skill), "run python scripts/skill_pages.py"
+    head = yaml.safe_load(skill.path.read_text().split("---")[1])
+    assert head == {"name": skill.path.parent.name, "description": skill.description}
+
+
+def test_readme_can_be_read_in_one_go() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_files_for_the_code_host_are_valid_and_call_the_project_s_own_checks() -> None:
+    files = [path for pattern in ("*.yml", "*.yaml") for path in (ROOT / ".github").rglob(pattern)]
+    contents = {path.name: yaml.safe_load(path.read_text()) for path in files}
+    assert {"run": "bash .ci/run"} in contents["ci.yml"]["jobs"]["ci"]["steps"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] in (ROOT / "pyproject.toml").read_text()
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert f"ruff=={hooks[0]['rev'][1:]}\n" in (ROOT / "requirements-cpu.txt").read_text()
 
 
 @pytest.mark.extended
