@@ -12,6 +12,7 @@ from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report import component_log
+from open_instruct.report.answers_before_after import answers_before_and_after
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Accuracy, Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
@@ -217,6 +218,8 @@ class RunLog:
         plot = plot_reward_curve(self._output_dir / METRICS_FILE, self._output_dir / PLOT_FILE)
         summary = dataclasses.replace(summary, plot=None if plot is None else str(plot))
         write_summary(self._output_dir / SUMMARY_FILE, summary)
+        if answers := answers_before_and_after(self._output_dir / COMPLETIONS_DIRECTORY):
+            tell(answers)
         tell(format_summary_table(summary))
         return summary
 

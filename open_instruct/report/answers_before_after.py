@@ -1,0 +1,68 @@
+"""What training has changed, in the model's words: answers to the same held-out questions in the first evaluation and in the last."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+NUM_QUESTIONS = 5
+LONGEST_TEXT = 160
+"""Characters of a question or an answer that are shown."""
+
+
+def answers_before_and_after(directory: Path, num_questions: int = NUM_QUESTIONS) -> str:
+    """The first sample for each of the first questions that both evaluations have, with label and reward, as text for a terminal.
+
+    Args:
+        directory: holds a file `step_<training step>.jsonl` for each evaluation, with rows of `evaluation_table.completions`.
+
+    Returns "" if there are fewer than two evaluations. Lines that are not whole, as a killed run may leave, are passed over.
+    """
+    files = sorted(directory.glob("step_*.jsonl"))
+    if len(files) < 2:
+        return ""
+    first, last = files[0], files[-1]
+    before, after = _first_answers(first), _first_answers(last)
+    places = [place for place in before if place in after][:num_questions]
+    if not places:
+        return ""
+    first_step, last_step = (int(file.stem.removeprefix("step_")) for file in (first, last))
+    lines = [f"held-out answers after step {first_step} and after step {last_step}:"]
+    for place in places:
+        lines += ["", *_shown(place, {first_step: before[place], last_step: after[place]})]
+    return "\n".join(lines)
+
+
+def _first_answers(file: Path) -> dict[str, Mapping[str, Any]]:
+    """The first sample for each question, by the place of its row."""
+    answers: dict[str, Mapping[str, Any]] = {}
+    for row in _rows(file):
+        answers.setdefault(row["row"], row)
+    return answers
+
+
+def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    for line in file.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if {"row", "prompt", "response", "scores", "ground_truth"} <= row.keys():
+            yield row
+
+
+def _shown(place: str, answers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """A line for the question and a line for each step's answer."""
+    row = next(iter(answers.values()))
+    yield f"  {place}, label {_in_one_line(str(row['ground_truth']))}: {_in_one_line(row['prompt'], keep_end=True)}"
+    width = max(len(str(step)) for step in answers)
+    for step, answer in answers.items():
+        yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_in_one_line(answer['response'])}"
+
+
+def _in_one_line(text: str, *, keep_end: bool = False) -> str:
+    """At most `LONGEST_TEXT` characters: those at the end, where a prompt has its question, or those at the beginning."""
+    line = " ".join(text.split())
+    if len(line) <= LONGEST_TEXT:
+        return line
+    return f"…{line[1 - LONGEST_TEXT :]}" if keep_end else f"{line[: LONGEST_TEXT - 1]}…"

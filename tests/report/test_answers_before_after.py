@@ -1,0 +1,66 @@
+"""Answers to the same questions in the first and in the last evaluation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from open_instruct.report.answers_before_after import LONGEST_TEXT, answers_before_and_after
+
+
+def answer(place: str, response: str, scores: float, **others: Any) -> dict[str, Any]:
+    row = {"row": place, "prompt": "<user>1 + 1?", "response": response, "scores": scores, "ground_truth": "2"}
+    return row | others
+
+
+def write(directory: Path, step: int, *rows: dict[str, Any]) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / f"step_{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_answers_of_the_first_and_the_last_evaluation_stand_under_each_other(tmp_path: Path) -> None:
+    write(tmp_path, 0, answer("t line 3", "It is\n3.", 0.0), answer("t line 5", "x", 0.0))
+    write(tmp_path, 25, answer("t line 3", "between", 0.5))
+    write(tmp_path, 50, answer("t line 5", "two", 0.25), answer("t line 3", "2", 1.0), answer("t line 3", "other", 0.0))
+    assert answers_before_and_after(tmp_path).splitlines() == [
+        "held-out answers after step 0 and after step 50:",
+        "",
+        "  t line 3, label 2: <user>1 + 1?",
+        "    step  0  reward 0    It is 3.",
+        "    step 50  reward 1    2",
+        "",
+        "  t line 5, label 2: <user>1 + 1?",
+        "    step  0  reward 0    x",
+        "    step 50  reward 0.25 two",
+    ]
+
+
+def test_answers_are_shown_for_so_many_questions(tmp_path: Path) -> None:
+    for step in (0, 1):
+        write(tmp_path, step, *(answer(f"t line {number}", "2", 1.0) for number in range(9)))
+    assert answers_before_and_after(tmp_path, 2).count("label") == 2
+    assert answers_before_and_after(tmp_path).count("label") == 5
+
+
+def test_nothing_is_shown_without_two_evaluations_of_one_question(tmp_path: Path) -> None:
+    assert answers_before_and_after(tmp_path / "nowhere") == ""
+    write(tmp_path, 0, answer("t line 3", "2", 1.0))
+    assert answers_before_and_after(tmp_path) == ""
+    write(tmp_path, 1, answer("t line 4", "2", 1.0))
+    assert answers_before_and_after(tmp_path) == ""
+
+
+def test_long_texts_keep_the_end_of_a_prompt_and_the_beginning_of_an_answer(tmp_path: Path) -> None:
+    row = answer("t line 3", "yes" + "!" * 300, 1.0, prompt="x" * 300 + " why?")
+    for step in (0, 1):
+        write(tmp_path, step, row)
+    shown = answers_before_and_after(tmp_path)
+    assert "x why?\n" in shown and "reward 1    yes!" in shown
+    assert max(map(len, shown.splitlines())) < LONGEST_TEXT + 40
+
+
+def test_lines_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
+    for step in (0, 1):
+        write(tmp_path, step, answer("t line 3", "2", 1.0), {"row": "t line 4"})
+        with (tmp_path / f"step_{step:06d}.jsonl").open("a") as file:
+            file.write('{"row": "t li')
+    assert answers_before_and_after(tmp_path).count("label") == 1
