@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 NUM_QUESTIONS = 5
-LONGEST_TEXT = 160
-"""Characters of a question or an answer that are shown."""
+LONGEST_PROMPT, LONGEST_ANSWER = 100, 160
+"""Characters that are shown."""
 
 
 def answers_before_and_after(directory: Path, num_questions: int = NUM_QUESTIONS) -> str:
@@ -54,15 +54,18 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 def _shown(place: str, answers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """A line for the question and a line for each step's answer."""
     row = next(iter(answers.values()))
-    yield f"  {place}, label {_in_one_line(str(row['ground_truth']))}: {_in_one_line(row['prompt'], keep_end=True)}"
+    yield f"  {place}, label {_beginning(str(row['ground_truth']))}: {_end(row['prompt'])}"
     width = max(len(str(step)) for step in answers)
     for step, answer in answers.items():
-        yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_in_one_line(answer['response'])}"
+        yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_beginning(answer['response'])}"
 
 
-def _in_one_line(text: str, *, keep_end: bool = False) -> str:
-    """At most `LONGEST_TEXT` characters: those at the end, where a prompt has its question, or those at the beginning."""
+def _beginning(text: str) -> str:
     line = " ".join(text.split())
-    if len(line) <= LONGEST_TEXT:
-        return line
-    return f"…{line[1 - LONGEST_TEXT :]}" if keep_end else f"{line[: LONGEST_TEXT - 1]}…"
+    return line if len(line) <= LONGEST_ANSWER else f"{line[: LONGEST_ANSWER - 1]}…"
+
+
+def _end(prompt: str) -> str:
+    """The end of a prompt has its question."""
+    line = " ".join(prompt.split())
+    return line if len(line) <= LONGEST_PROMPT else f"…{line[1 - LONGEST_PROMPT :]}"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from open_instruct.report.answers_before_after import LONGEST_TEXT, answers_before_and_after
+from open_instruct.report.answers_before_after import LONGEST_ANSWER, LONGEST_PROMPT, answers_before_and_after
 
 
 def answer(place: str, response: str, scores: float, **others: Any) -> dict[str, Any]:
@@ -55,7 +55,8 @@ def test_long_texts_keep_the_end_of_a_prompt_and_the_beginning_of_an_answer(tmp_
         write(tmp_path, step, row)
     shown = answers_before_and_after(tmp_path)
     assert "x why?\n" in shown and "reward 1    yes!" in shown
-    assert max(map(len, shown.splitlines())) < LONGEST_TEXT + 40
+    assert len(shown.splitlines()[2]) == len("  t line 3, label 2: ") + LONGEST_PROMPT
+    assert len(shown.splitlines()[3]) == len("    step 0  reward 1    ") + LONGEST_ANSWER
 
 
 def test_lines_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:

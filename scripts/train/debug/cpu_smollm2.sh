@@ -33,7 +33,7 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --beta 0.0 \
     --load_ref_policy False \
     --eval_on_step_0 \
-    --local_eval_every 25 \
+    --local_eval_every 10 \
     --checkpoint_state_freq 25 \
     --seed 1 \
     --output_dir out/cpu_smollm2 \
