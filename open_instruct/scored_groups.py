@@ -23,6 +23,14 @@ class ScorePart:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What a verifier says of a response, for people: fields of `VerificationResult`."""
+
+    answer: str | None = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True)
 class Misses:
     """How many responses of a result a verifier did not score."""
 
@@ -59,6 +67,8 @@ class ScoredGroup:
     shaped_rewards: np.ndarray | None = None
     """(G,) float64: the rewards of training, if they are not just the verifier's score: shaped (`RewardShaping`), or with the
     rewards of environments added. `StepAssembly` sets them."""
+    readings: tuple[tuple[Reading, ...], ...] = ()
+    """For each verifier of the row, what it says of each of the G samples. Empty where that is not known, as after a resume."""
     left_out_as: str = ""
     """The fate of a group that a step has left out, and whose tokens are therefore forgotten (`without_tokens`); "" for a group
     with tokens."""
@@ -217,7 +227,7 @@ def without_tokens(group: ScoredGroup, fate: str) -> ScoredGroup:
         )
         for sample in group.samples
     ]
-    return replace(group, result=replace(group.result, samples=samples), left_out_as=fate)
+    return replace(group, result=replace(group.result, samples=samples), readings=(), left_out_as=fate)
 
 
 def _no_memory(array: np.ndarray) -> np.ndarray:
@@ -236,5 +246,6 @@ def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
     shaped = None if group.shaped_rewards is None else group.shaped_rewards[chosen]
     well_formed = None if group.well_formed is None else group.well_formed[chosen]
     parts = tuple(replace(part, scores=part.scores[chosen]) for part in group.parts)
-    scores = group.scores[chosen]
-    return replace(group, result=result, scores=scores, shaped_rewards=shaped, well_formed=well_formed, parts=parts)
+    readings = tuple(tuple(of_verifier[position] for position in chosen) for of_verifier in group.readings)
+    group = replace(group, result=result, scores=group.scores[chosen], parts=parts, readings=readings)
+    return replace(group, shaped_rewards=shaped, well_formed=well_formed)

@@ -115,7 +115,12 @@ TRL: Mapping[str, Meaning] = {
     ),
     "environment_factory": _is("tools", "environment_modules", note="docs/guides/environments.md"),
     "chat_template_kwargs": _is("chat_template_name", note="a file with a template of your own"),
-    "log_completions": _is("save_traces"),
+    "log_completions": _is(
+        "show_samples_every",
+        "save_traces",
+        note="1 for some of each step in the log; all go to files",
+    ),
+    "num_completions_to_print": _is("show_samples"),
     "report_to": TRACKING,
     "logging_steps": _none("metrics are written at every step"),
     "train_dataset": DATA,

@@ -403,6 +403,11 @@ class SavingOptions:
     """Write what each step trains on, on the controller's node: to samples/ in output_dir, in a format that dataset_mixer_list
     can read again; to rollouts_save_path, with rewards, advantages and log-probabilities; and as text to transcripts/ in
     output_dir, which shows who wrote what and what is trained on."""
+    show_samples: int = limited(2, NOT_NEGATIVE)
+    """Responses that the log shows as soon as the first are back, with the prompt as the model reads it, rewards, and what each
+    verifier says. 0: none."""
+    show_samples_every: int = limited(-1, INTERVAL)
+    """Training steps from one showing of show_samples responses to the next. -1: only those of the first step."""
     rollouts_save_path: str | None = None
     """Directory for the rollouts of save_traces, in open-instruct's format. By default rollouts in output_dir."""
 

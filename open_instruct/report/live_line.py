@@ -81,6 +81,8 @@ class ProgressLine:
         self._start = time.monotonic()
         self._last_line_at = -math.inf
         self._live: RichProgress | None = None
+        self._newest = ""
+        """Text of the last step."""
         self._task_id: Any = None
         with self._isolation:
             if self._stream.isatty():
@@ -104,11 +106,18 @@ class ProgressLine:
         """Show a completed step. Never raises."""
         with self._isolation:
             time_left = f"ETA {format_duration(self._seconds_left(progress.step))}"
+            self._newest = f"{time_left}  {progress}"
             if self._live is not None:  # a narrow terminal cuts the end of the line
-                self._live.update(self._task_id, completed=progress.step, description=f"{time_left}  {progress}")
+                self._live.update(self._task_id, completed=progress.step, description=self._newest)
             else:
                 text = f"{self._unit} {progress.step}/{self._total}  {progress}  {time_left}"
                 self._print(text, at_once=progress.step >= self._total)
+
+    def wait(self, text: str) -> None:
+        """Show what is under way behind the last step, only on a terminal. Never raises."""
+        with self._isolation:
+            if self._live is not None:
+                self._live.update(self._task_id, description=f"{self._newest}  │ {text}" if self._newest else text)
 
     def _seconds_left(self, step: int) -> float:
         """Estimated from the mean time per step since the line was started."""

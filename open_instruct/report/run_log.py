@@ -157,6 +157,11 @@ class RunLog:
                 )
             )
 
+    def waiting(self, text: str) -> None:
+        """Show on the live line how far the step is that is being put together."""
+        if self._line is not None:
+            self._line.wait(text)
+
     def components(self, status: ComponentStatus) -> None:
         """Log milestones of generation. Every `--statistics_interval_s`, log a line about all components and call the user's
         monitor."""

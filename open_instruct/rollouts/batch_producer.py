@@ -20,19 +20,27 @@ from open_instruct.data_types import RolloutBatch
 from open_instruct.report.isolation import Isolation
 from open_instruct.rollouts.batch_metrics import OverIssueBias
 from open_instruct.rollouts.data_preparation import DataPreparation
+from open_instruct.rollouts.likely_causes import Texts, likely_causes, scores_in_words
 from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size, num_array_bytes
 from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
-from open_instruct.rollouts.shown_answers import scores_in_words, shown_answers
+from open_instruct.rollouts.sample_display import SampleDisplay
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
 from open_instruct.scored_groups import ScoredGroup, without_tokens
 from open_instruct.system.work_threads import POLL_S, WorkThreads
+from open_instruct.verifiers.registry import right_answers
+from open_instruct.verifiers.row_verifiers import checks_of_row
 from open_instruct.workflows.base import Workflow, metrics_of_results
 
 logger = logging.getLogger(__name__)
+
+EARLY = 8
+"""Groups of which none can be trained on, before the first that can: then the log says so without waiting for a full step."""
+FACTOR = 4
+"""The log says it again when a step has this many times as many such groups."""
 
 
 class BatchProducer:
@@ -66,6 +74,9 @@ class BatchProducer:
         self.assembly: StepAssembly | None = None
         """The step that is being put together."""
         self._isolation = Isolation("showing what was sampled")
+        self.display = SampleDisplay(args, requests.train, self._decode)
+        self._has_trained = False
+        """Whether a group of this process could be trained on."""
         self._seen_by_cleanup = 0
         """`num_stale_discarded` when discarded groups were last removed from `groups`."""
         self._reported_stale = 0
@@ -75,6 +86,9 @@ class BatchProducer:
     @functools.cached_property
     def _traces(self) -> StepTraces | None:
         return StepTraces(self._args, self._requests.train, self._tokenizer) if self._args.save_traces else None
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     def packing_thread(self) -> None:
         """The thread. It takes scored groups and puts the training data of each step into the message queue, waiting for room."""
@@ -118,6 +132,8 @@ class BatchProducer:
                     self.assembly = None
                 self._threads.lock.notify_all()
             self._trace_left_out(assembly, added)
+            self.display.look_at(assembly.training_step, [rollout for rollout, _ in added])
+            self._warn_without_gradient(assembly)
             self._send(assembly, complete=complete)
             if not complete and not taken:
                 return
@@ -150,23 +166,35 @@ class BatchProducer:
             self._traces.write_left_out(assembly.training_step, left_out, forgotten=forgotten)
 
     def _extend(self, assembly: StepAssembly) -> None:
-        """Take more prompts into a step that has nothing to train on. Logged the first two times, at first with two of the
-        answers. After that, the driver's lines about the batch say it (`BatchProgress`)."""
+        """Take more prompts into a step that has nothing to train on."""
         assembly.num_extended += 1
-        if assembly.num_extended <= 2:
-            logger.warning("%s", assembly.why_no_gradient + self._what_was_sampled(assembly))
         self._flow.extend_step()
 
+    def _warn_without_gradient(self, assembly: StepAssembly) -> None:
+        """Say why no group of a step can be trained on, as soon as that is no chance: when the step is full, or at the beginning
+        of a run after `EARLY` groups. Example: with 16 prompts in a step after 8, 32, 128 groups, later after 16, 64, 256."""
+        self._has_trained |= assembly.num_usable > 0
+        if assembly.num_usable:
+            return
+        num_prompts = self._args.num_unique_prompts_rollout
+        enough = num_prompts if self._has_trained else min(num_prompts, EARLY)
+        if len(assembly.rollouts) >= enough * FACTOR**assembly.num_warnings:
+            assembly.num_warnings += 1
+            logger.warning("%s", assembly.why_no_gradient + self._what_was_sampled(assembly))
+
     def _what_was_sampled(self, assembly: StepAssembly) -> str:
-        """For the log: how the verifiers scored the step's responses, and two of the answers the first time."""
+        """For the log: how the verifiers scored the step's responses, the likeliest causes, and one of the responses."""
         with self._isolation:
-            text = f" {scores_in_words(assembly.rollouts)}"
-            if assembly.num_extended == 1:
-                answers = shown_answers(assembly.rollouts, self._requests.train, self._preparation.scoring.texts)
-                text += (
-                    f" Two of them:\n{answers}" if answers else ""
-                )  # a resumed run may have no tokens of the answers
-            return text
+            rollouts, train = assembly.rollouts, self._requests.train
+
+            def answers_of(index: int) -> tuple[str, ...]:
+                checks = checks_of_row(train[index].dataset, train[index].ground_truth)
+                return tuple(answer for check in checks for answer in right_answers(*check))
+
+            texts = Texts(self._preparation.scoring.texts, self._decode, answers_of)
+            text = f" {scores_in_words(rollouts)} {likely_causes(rollouts, texts)}".rstrip()
+            newest = rollouts[-1]
+            return text if newest.left_out_as or not newest.samples else f"{text}\n{self.display.shown(newest, 1)}"
         return ""
 
     def has_extended(self, training_step: int) -> bool:

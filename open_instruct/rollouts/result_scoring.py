@@ -18,7 +18,7 @@ from open_instruct.rollouts.answer_prompts import prompt_before_answer
 from open_instruct.rollouts.failure_log import NOT_SCORED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
-from open_instruct.scored_groups import Misses, ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
+from open_instruct.scored_groups import Misses, Reading, ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import verifier_tags, verifier_weight
@@ -131,6 +131,7 @@ class ResultScoring:
         rewards_or_0 = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
         group = self.group(result, rewards_or_0, num_failures)
         group = replace(group, parts=_parts(names, weights, _of_conversations(result.samples, scored_by)))
+        group = replace(group, readings=_readings(result.samples, scored_by))
         if len(positions) < len(rewards):
             group = take(group, positions)
         return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost, misses=misses)
@@ -227,6 +228,15 @@ def _of_conversations(samples: Sequence[Sample], scored_by: Sequence[Sequence[Sc
     if not judged.keys() >= set(ends):
         return []
     return [np.array([scored[judged[end]].score or 0.0 for end in ends], dtype=np.float32) for scored in scored_by]
+
+
+def _readings(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> tuple[tuple[Reading, ...], ...]:
+    """For each verifier what it says of each sample, which is nothing of a sample that it does not see."""
+    readings = []
+    for scored in scored_by:
+        judged = iter(scored)
+        readings.append(tuple(next(judged).reading if sample.is_judged else Reading() for sample in samples))
+    return tuple(readings)
 
 
 def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:

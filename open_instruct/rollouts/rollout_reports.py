@@ -5,7 +5,7 @@ from typing import Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.rollouts.actor_warnings import HeldWarnings
 from open_instruct.rollouts.batch_producer import BatchProducer
-from open_instruct.rollouts.batch_progress import MOST_NAMED, BatchProgress, RolloutNews
+from open_instruct.rollouts.batch_progress import MOST_NAMED, BatchProgress, Returned, RolloutNews
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.prompt_feeder import PromptFeeder
 from open_instruct.rollouts.prompt_ledger import IssuedPrompt
@@ -68,10 +68,11 @@ class RolloutReports:
         assembly = self._producer.assembly
         return BatchProgress(
             training_step=self._flow.assembling,
+            num_prompts=self._args.num_unique_prompts_rollout,
             num_back=len(assembly.groups) if assembly else 0,
             num_usable=assembly.num_usable if assembly else 0,
             num_masked=assembly.num_masked if assembly else 0,
-            mean_score=assembly.mean_score if assembly else None,
+            returned=assembly.returned if assembly else Returned(),
             version=self._flow.version,
             num_waited_for=num_waited_for,
             first_waited_for=[f"{prompt.prompt_id} (version {prompt.version})" for prompt in first],
@@ -91,6 +92,7 @@ class RolloutReports:
             evaluation_is_complete=evaluation is not None and evaluation.is_complete,
             left_out=self.left_out(also_of_usual_steps=False),
             progress=self.progress(),
+            samples=self._producer.display.take(),
         )
 
     def left_out(self, *, also_of_usual_steps: bool) -> dict[int, list[dict[str, object]]]:

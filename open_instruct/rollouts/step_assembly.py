@@ -18,6 +18,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_metrics
+from open_instruct.rollouts.batch_progress import Returned
 from open_instruct.rollouts.evaluation_metrics import is_right
 from open_instruct.rollouts.packing import conversations_of, num_conversations, prepare_collated_data_for_workers
 from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD
@@ -87,6 +88,9 @@ class StepAssembly:
         self._kept: list[_Kept] = []
         self.num_extended = 0
         """How often the step has taken more prompts because it had nothing to train on."""
+        self.returned = Returned()
+        self.num_warnings = 0
+        """How often the log has said that it has nothing to train on."""
         self._num_masked = 0
         self._unsent: list[_Kept] = []
         self._num_unsent_tokens = 0
@@ -123,28 +127,19 @@ class StepAssembly:
         return self._num_masked
 
     @property
-    def mean_score(self) -> float | None:
-        """Mean score of all responses; None if there are none."""
-        scores = [group.scores for group in last_samples(self.groups)]
-        return float(np.concatenate(scores).mean()) if scores else None
-
-    @property
     def why_no_gradient(self) -> str:
-        """A message for the log, if the step is full and `has_gradient` is False. It advises other data only where some response
-        scored; where none did, the advice of `shown_answers.py` follows."""
+        """A message for the log, if no group can be trained on. `likely_causes.py` has the causes."""
         num_groups, num_masked = len(self.groups), self._num_masked
         if not num_masked:
             scores = np.concatenate([group.scores for group in last_samples(self.groups)])
-            advice = " Easier or harder data, or filter_zero_std_samples False, would end this."
             return (
                 f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
-                f"{scores.mean():.3g}), so there is nothing to train on; it takes more prompts."
-                f"{advice if (scores > 0).any() else ''}"
+                f"{scores.mean():.3g}), so there is nothing to train on yet, and more prompts are sampled."
             )
         return (
             f"step {self.training_step}: no token of its {num_groups} groups may be trained on, because in "
             f"{num_groups - num_masked} of them all responses scored alike, and in {num_masked} every response was cut off at "
-            "its length limit and is masked; the step takes more prompts. A higher --response_length, or "
+            "its length limit and is masked, so more prompts are sampled. A higher --response_length, or "
             "mask_truncated_completions False, would end this."
         )
 
@@ -164,6 +159,7 @@ class StepAssembly:
         parts = split(rollout)
         self.rollouts.append(rollout)
         self._parts.append(parts)
+        self.returned = functools.reduce(Returned.with_group, parts, self.returned)
         fates = {self._add(part, assignment) for part in parts}
         fate = next(fate for fate in (CONSUMED, MASKED, ZERO_STD) if fate in fates)
         if fate != CONSUMED:

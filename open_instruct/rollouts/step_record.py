@@ -16,7 +16,7 @@ from open_instruct.data_types import Sample, TrainingSample
 from open_instruct.report.metrics_file import append_lines, write_lines
 from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.step_assembly import StepAssembly
-from open_instruct.rollouts.transcripts import keep_transcripts, transcript, write_transcripts
+from open_instruct.rollouts.transcripts import keep_transcripts, transcript, verdicts, write_transcripts
 from open_instruct.scored_groups import ScoredGroup
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class StepTraces:
                 record = self._record(sample, row, reward, of_step) | {"step": training_step, "outcome": fate}
                 record["prompt_id"] = group.result.prompt_id
                 records.append(record | {"sample_idx": written.num_samples, "prompt_idx": written.num_prompts})
-                entries.append(self._entry(group.result.prompt_id, number, sample, row, reward, of_step, fate))
+                entries.append(self._entry(group, number, row, reward, of_step, fate))
                 written.num_samples += 1
             written.num_prompts += 1
         self._describe_run()
@@ -159,9 +159,8 @@ class StepTraces:
 
     def _entry(
         self,
-        prompt_id: str,
+        group: ScoredGroup,
         number: int,
-        sample: Sample,
         row: PromptRow,
         reward: float,
         of_step: TrainingSample | None,
@@ -169,8 +168,12 @@ class StepTraces:
     ) -> tuple[str, str]:
         """Headline and text of a transcript."""
         outcome = f"left out ({fate})" if of_step is None else f"advantage {of_step.advantage:.4g}"
-        headline = f"{prompt_id}, sample {number}, {row.place} ({row.dataset}): reward {reward:.4g}, {outcome}"
-        text = transcript(sample, of_step, self._decode, ground_truth=_ground_truth_in_words(row.ground_truth))
+        sample = group.samples[number]
+        headline = (
+            f"{group.result.prompt_id}, sample {number}, {row.place} ({row.dataset}): reward {reward:.4g}, {outcome}"
+        )
+        ground_truth = _ground_truth_in_words(row.ground_truth)
+        text = transcript(sample, of_step, self._decode, ground_truth=ground_truth, verdicts=verdicts(group, number))
         return f"{headline}, {sample.finish_reason}", text
 
     def _decode(self, token_ids: list[int]) -> str:

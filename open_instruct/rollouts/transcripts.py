@@ -8,6 +8,7 @@
                 │ </output>
     trained v5  │ <answer>46</answer><|end|>
     ground truth│ 46
+    verifier    │ math: score 1, read 46
 
 `trained v4` marks tokens that weights of version 4 sampled, `too old v1` tokens that version 1 sampled and that are left out of
 the loss, and `given` tokens that a tool, an environment or the chat template wrote. In a group that is left out, `sampled v4`
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from open_instruct.data_types import Sample, TrainingSample
+from open_instruct.scored_groups import Reading, ScoredGroup
 from open_instruct.storage.atomic_file import write_atomically
 
 Decode = Callable[[list[int]], str]
@@ -29,16 +31,24 @@ HEAD = "──── "
 """Beginning of a headline, and of no other line."""
 
 
-def transcript(sample: Sample, trained: TrainingSample | None, decode: Decode, *, ground_truth: str = "") -> str:
-    """One sample as text: a block for the prompt, for every stretch of tokens with the same writer, version and mask, and for the
-    ground truth, if it is given. `trained` is None if the sample is left out.
+def transcript(
+    sample: Sample,
+    trained: TrainingSample | None,
+    decode: Decode,
+    *,
+    ground_truth: str = "",
+    verdicts: Sequence[str] = (),
+) -> str:
+    """One sample as text: a block for the prompt, for every stretch of tokens with the same writer, version and mask, for the
+    ground truth, if it is given, and for what each verifier says. `trained` is None if the sample is left out.
 
     A character whose bytes are divided between two stretches is shown as U+FFFD in both.
     """
     mask = None if trained is None else trained.mask
-    blocks = [_block("prompt", decode(sample.prompt_ids.tolist()))]
-    blocks += [_block(label, decode(ids.tolist())) for label, ids in stretches(sample, mask)]
-    blocks += [_block("ground truth", ground_truth)] if ground_truth else []
+    blocks = [block("prompt", decode(sample.prompt_ids.tolist()))]
+    blocks += [block(label, decode(ids.tolist())) for label, ids in stretches(sample, mask)]
+    blocks += [block("ground truth", ground_truth)] if ground_truth else []
+    blocks += [block("verifier", verdict) for verdict in verdicts]
     return "\n".join(blocks)
 
 
@@ -60,7 +70,24 @@ def stretches(sample: Sample, mask: np.ndarray | None) -> Iterator[tuple[str, np
             begins = at
 
 
-def _block(label: str, text: str) -> str:
+def verdicts(group: ScoredGroup, position: int) -> list[str]:
+    """What each verifier says of a sample: `gsm8k: score 0, read 45`. Empty for a sample that no verifier sees, and after a
+    resume."""
+    if not group.samples[position].is_judged:
+        return []
+    scored = zip(group.by_verifier, group.readings, strict=False)
+    return [_verdict(part.name, part.scores[position], readings[position]) for part, readings in scored]
+
+
+def _verdict(name: str, score: float, reading: Reading) -> str:
+    parts = [f"{name}: score {score:.4g}"]
+    if reading.answer is not None:
+        parts.append(f"read {reading.answer}" if reading.answer else "read no answer")
+    return ", ".join(parts) + (f" ({reading.reasoning})" if reading.reasoning else "")
+
+
+def block(label: str, text: str) -> str:
+    """A label and the lines of a text beside it."""
     first, *others = text.split("\n")
     lines = [f"{label:<{WIDTH}}│ {first}", *(f"{'':<{WIDTH}}│ {line}" for line in others)]
     return "\n".join(line.rstrip() for line in lines)

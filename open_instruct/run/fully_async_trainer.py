@@ -128,9 +128,9 @@ class FullyAsyncTrainer:
         hooks: "StepHooks",
     ) -> RolloutBatch:
         """The next batch of the step. After every `batch_timeout` seconds of waiting the log says what came back so far. It is a
-        warning if nothing came since the line before, or nothing that can be trained on."""
+        warning if something may be wrong (`BatchProgress.needs_a_warning`)."""
         deadline = time.monotonic() + self._args.progress_timeout_s
-        before: BatchProgress | None = None
+        num_results, unchanged_since = 0, time.monotonic()
         with self._timer("trainer_waiting_for_data"):
             while True:
                 slice_s = max(0.0, min(self._args.batch_timeout, deadline - time.monotonic()))
@@ -145,12 +145,16 @@ class FullyAsyncTrainer:
                 if received:
                     break
                 progress = hooks.describe_progress()
-                not_ready = f"batch {training_step} is not ready"
                 if slice_s == 0:  # only after one more look, because the driver may have been stopped (SIGSTOP)
-                    raise TimeoutError(f"{not_ready}: {progress}. Nothing came for {self._args.progress_timeout_s:g} s")
-                level = logging.WARNING if progress.needs_a_warning(before) else logging.INFO
-                logger.log(level, "%s: %s", not_ready, progress.brief)
-                before = progress
+                    limit_s = self._args.progress_timeout_s
+                    raise TimeoutError(
+                        f"batch {training_step} is not ready: {progress}. Nothing came for {limit_s:g} s"
+                    )
+                if progress.num_results != num_results:
+                    num_results, unchanged_since = progress.num_results, time.monotonic()
+                is_odd = progress.needs_a_warning(time.monotonic() - unchanged_since)
+                level = logging.WARNING if is_odd else logging.INFO
+                logger.log(level, "step %d is being put together: %s", training_step, progress.brief)
         [item] = received
         batch = item.payload
         assert (batch.training_step, batch.number) == (training_step, number), f"{batch} came for step {training_step}"

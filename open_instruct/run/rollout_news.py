@@ -37,8 +37,11 @@ class NewsTeller:
         self._asked_at = time.monotonic()
         for warning in news.warnings:
             logger.warning("the rollout controller: %s", warning)
+        for sample in news.samples:
+            logger.info("%s", sample)
         for step, rows in news.left_out.items():
             run.log.prompts(step, rows)
+        run.log.waiting(news.progress.shortest)
         if news.evaluation_is_complete:
             take_complete_evaluation(run, wait)
         return news.progress

@@ -16,7 +16,7 @@ from open_instruct.verifiers.answer_reading import (
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import single_label
 from open_instruct.verifiers.math_answers import answer_of_label, final_answer, math_answer, whole_answer
-from open_instruct.verifiers.thoughts import answer_part
+from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
 PLAIN_DIGITS = 18
 
@@ -44,7 +44,11 @@ class GSM8KVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        return VerificationResult(float(last_number(answer_part(prediction, query) or "") == self._wanted(label)))
+        wanted, text = self._wanted(label), answer_part(prediction, query)
+        number = last_number(text or "")
+        if number is None:
+            return VerificationResult(0.0, reasoning=why_no_answer(text, "number at the end"), answer="")
+        return VerificationResult(float(number == wanted), answer=str(number))
 
     def check_label(self, label: object) -> None:
         self._wanted(label)
@@ -76,10 +80,11 @@ class StringMatcherVerifier(VerifierFunction):
         wanted = normalize_answer(single_label(label))
         if not wanted:
             raise ValueError(f"a string_matcher ground truth must hold a word, a number or a symbol, got {label!r:.80}")
-        answer = extract_answer(answer_part(prediction, query) or "")
+        text = answer_part(prediction, query)
+        answer = extract_answer(text or "")
         if answer is None:
-            return VerificationResult(0.0, reasoning="no <answer>...</answer>")
-        return VerificationResult(float(normalize_answer(answer) == wanted))
+            return VerificationResult(0.0, reasoning=why_no_answer(text, "<answer>...</answer>"), answer="")
+        return VerificationResult(float(normalize_answer(answer) == wanted), answer=answer)
 
 
 @functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group share it
@@ -116,11 +121,11 @@ class MathVerifier(VerifierFunction):
         text = answer_part(prediction, query)
         answer = None if text is None else self.find_answer(text)
         if answer is None:
-            return VerificationResult(0.0, reasoning="no answer found")
+            return VerificationResult(0.0, reasoning=why_no_answer(text, "answer found"), answer="")
         value, unit_of_answer = math_value(answer)
         if value == value_wanted:
-            return VerificationResult(float(units_agree(unit, unit_of_answer)))
-        return VerificationResult(float(math_equivalence.are_equal(answer, wanted)))
+            return VerificationResult(float(units_agree(unit, unit_of_answer)), answer=answer)
+        return VerificationResult(float(math_equivalence.are_equal(answer, wanted)), answer=answer)
 
     def find_answer(self, prediction: str) -> str | None:
         return math_answer(prediction)
@@ -130,6 +135,9 @@ class MathVerifier(VerifierFunction):
 
     def check_label(self, label: object) -> None:
         _wanted(single_label(label))
+
+    def answers_in(self, label: object) -> list[str]:
+        return [_wanted(single_label(label))[0]]
 
     def responses_with(self, label: object) -> Iterable[str]:
         answer = _wanted(single_label(label))[0]

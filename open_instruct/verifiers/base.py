@@ -34,7 +34,9 @@ class VerificationResult:
     cost: float = 0.0
     """US dollars spent on judging; metric `objective/verifier_cost`."""
     reasoning: str | None = None
-    """Why the verifier gave this score, if it can say."""
+    """Why the verifier gave this score, if it can say. Log and transcripts show it, and `answer`."""
+    answer: str | None = None
+    """What the verifier read as the answer; "" if the response has none in the form that it reads. None: it does not say."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.score <= 1.0:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.system.counted import counted
 from open_instruct.system.sandbox import missing
 from open_instruct.verifiers.addresses import check_address, without_login
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
@@ -63,7 +64,10 @@ class CodeVerifier(VerifierFunction):
             results = await self._ask(program, tests)
         else:
             results = await self.run(self.runs(), program, tests, self.verifier_config.code_max_execution_time)
-        return VerificationResult(self._score(results))
+        num_passed = sum(passed for passed, _ in results)
+        return VerificationResult(
+            self._score(results), reasoning=f"{num_passed} of {counted(len(results), 'test')} passed"
+        )
 
     def tests_in(self, label: object) -> list[Any]:
         """The tests in a label. Raises `ValueError` if the label holds no tests."""

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.scored_groups import Reading
 from open_instruct.system.sandbox import (
     Jail,
     be_killed_first,
@@ -42,6 +43,8 @@ from open_instruct.verifiers.registry import (
 MAX_REPLY_BYTES = 4096
 MAX_FAILURE = 500
 """Longest message of an error, in characters."""
+MAX_READING = 120
+"""Longest text of a `Reading`, in characters. Both texts fit into a reply, even if each character is escaped."""
 ScoreFunction = Callable[[str, object, list[int], str, str | None], VerificationResult]
 """The arguments are a row's `dataset` and ground truth, and a response's token ids, text and prompt."""
 
@@ -164,12 +167,25 @@ def _read(size: int) -> bytes:
     return bytes(data)
 
 
-def _score_safely(score: ScoreFunction, *response: Any) -> tuple[float | None, str | None, float]:
-    """Score, failure and cost: the fields of `Scored`."""
+def reading_of(result: VerificationResult) -> Reading:
+    """What the result says of the response, with texts of bounded length. Anything but a text is shown as Python writes it."""
+    return Reading(_bounded(result.answer), _bounded(result.reasoning))
+
+
+def _bounded(text: object) -> str | None:
+    whole = None if text is None else str(text)
+    return whole if whole is None or len(whole) <= MAX_READING else f"{whole[: MAX_READING - 1]}…"
+
+
+def _score_safely(
+    score: ScoreFunction, *response: Any
+) -> tuple[float | None, str | None, float, str | None, str | None]:
+    """Score, failure, cost, and the two texts of a `Reading`."""
     try:
         result = score(*response)
-        return result.score, None, result.cost
+        reading = reading_of(result)
+        return result.score, None, result.cost, reading.answer, reading.reasoning
     except MemoryError:  # not scored, as if the kernel had killed the process for its memory
         os._exit(1)
     except Exception as err:  # this process exists to isolate errors, so the error is reported and counted
-        return None, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0
+        return None, f"error: {type(err).__name__}: {err}"[:MAX_FAILURE], 0.0, None, None

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.verifiers.base import NotScored, VerifierFunction, is_a_result
-from open_instruct.verifiers.fork_server import MAX_FAILURE
+from open_instruct.verifiers.fork_server import MAX_FAILURE, reading_of
 from open_instruct.verifiers.scoring_processes import Scored, ScoringJob
 
 
@@ -52,4 +52,4 @@ class OutsideScoring:
             return Scored(None, f"unavailable: {error}"[:MAX_FAILURE], error.cost)
         except Exception as error:  # any error of a user's verifier costs only one response
             return Scored(None, f"error: {type(error).__name__}: {error}"[:MAX_FAILURE])
-        return Scored(result.score, None, result.cost)
+        return Scored(result.score, None, result.cost, reading_of(result))

@@ -8,7 +8,7 @@ from open_instruct.verifiers.answer_reading import extract_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.reasoning_gym_data import PARAMETERS, PREFIX, decode_item, make_dataset
 from open_instruct.verifiers.reasoning_gym_scorers import EXECUTING_TASKS, Scorer, mend
-from open_instruct.verifiers.thoughts import answer_part
+from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
 
 class ReasoningGymVerifier(VerifierFunction):
@@ -24,15 +24,20 @@ class ReasoningGymVerifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         item, scorer = self._item_and_scorer(label)
-        answer = extract_answer(answer_part(prediction, query) or "")
+        text = answer_part(prediction, query)
+        answer = extract_answer(text or "")
         if answer is None:
-            return VerificationResult(0.0, reasoning="no <answer>...</answer>")
-        return VerificationResult(float(scorer.score_answer(answer, item)))
+            return VerificationResult(0.0, reasoning=why_no_answer(text, "<answer>...</answer>"), answer="")
+        return VerificationResult(float(scorer.score_answer(answer, item)), answer=answer)
 
     def scoring_rule(self, label: object) -> str:
         item = decode_item(str(label))
         task = item.get("metadata", {}).get("source_dataset")
         return f"{task} compares the last <answer>…</answer> with its own answer, {item['answer']}"
+
+    def answers_in(self, label: object) -> list[str]:
+        answer = decode_item(str(label)).get("answer")
+        return [answer] if isinstance(answer, str) else []
 
     def check_label(self, label: object) -> None:
         _refuse_without_jail(self._item_and_scorer(label)[0]["metadata"]["source_dataset"])

@@ -158,6 +158,14 @@ def scoring_rule(dataset: str, ground_truth: object) -> str:
     return find_verifier(dataset, _verifiers()).scoring_rule(ground_truth)
 
 
+def right_answers(dataset: str, ground_truth: object) -> tuple[str, ...]:
+    """The answers of which any is right, for messages; empty if the row's verifier does not say."""
+    try:
+        return tuple(find_verifier(dataset, _verifiers()).answers_in(ground_truth))
+    except Exception:  # a user's verifier may raise anything
+        return ()
+
+
 def prepare_verifier(dataset: str) -> None:
     """Loads what scoring rows of this `dataset` column needs."""
     find_verifier(dataset, _verifiers()).prepare(dataset)

@@ -22,11 +22,12 @@ from typing import Any
 
 import psutil
 
+from open_instruct.scored_groups import Reading
 from open_instruct.system.processes import is_stopped
 from open_instruct.system.sandbox import (
     environment,
 )
-from open_instruct.verifiers.fork_server import MAX_FAILURE, MAX_REPLY_BYTES, ForkServerStart
+from open_instruct.verifiers.fork_server import MAX_FAILURE, MAX_READING, MAX_REPLY_BYTES, ForkServerStart
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class Scored:
     """Why there is no score: `timeout`, `crash`, `unavailable: <why>` or `error: <exception>`."""
     cost: float = 0.0
     """US dollars, as reported by the verifier."""
+    reading: Reading = field(default_factory=Reading, compare=False)
+    """What the verifier says of the response, for people."""
 
 
 class UnavailableError(Exception):
@@ -154,9 +157,9 @@ class Scorer:
 
 def _checked(reply: Any) -> Scored:
     """The reply as a `Scored`. Every part is checked, because the sender has processed what a model wrote."""
-    if not isinstance(reply, list) or len(reply) != 3:
+    if not isinstance(reply, list) or len(reply) != 5:
         raise ValueError("not a reply")
-    score, failure, cost = reply
+    score, failure, cost, *reading = reply
     is_number = isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= 1
     if not is_number and (score is not None or failure is None):
         raise ValueError("not a score")
@@ -164,7 +167,9 @@ def _checked(reply: Any) -> Scored:
         raise ValueError("not a cost")
     if failure is not None and (not isinstance(failure, str) or len(failure) > MAX_FAILURE):
         raise ValueError("not a failure")
-    return Scored(float(score) if is_number else None, failure, float(cost))
+    if not all(text is None or (isinstance(text, str) and len(text) <= MAX_READING) for text in reading):
+        raise ValueError("not a reading")
+    return Scored(float(score) if is_number else None, failure, float(cost), Reading(*reading))
 
 
 class ForkServer:

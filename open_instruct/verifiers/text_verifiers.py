@@ -9,10 +9,11 @@ import re
 from collections import Counter
 from contextlib import suppress
 
+from open_instruct.system.counted import counted
 from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import single_label, texts_of
-from open_instruct.verifiers.thoughts import answer_part
+from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
 FLAN_MARK = "The answer is: "
 PASSTHROUGH = "passthrough"
@@ -34,7 +35,7 @@ class FlanVerifier(VerifierFunction):
     ) -> VerificationResult:
         wanted = _words_of(label)
         answer = (answer_part(prediction, query) or "").rpartition(FLAN_MARK)[2]
-        return VerificationResult(float(normalize_answer(answer) == wanted))
+        return VerificationResult(float(normalize_answer(answer) == wanted), answer=answer)
 
 
 class StringF1Verifier(VerifierFunction):
@@ -59,7 +60,8 @@ class PuzzleVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        return VerificationResult(float(normalize_answer(behind_thoughts(prediction, query)) == _words_of(label)))
+        answer = behind_thoughts(prediction, query)
+        return VerificationResult(float(normalize_answer(answer) == _words_of(label)), answer=answer)
 
 
 class ReSearchVerifier(VerifierFunction):
@@ -74,8 +76,11 @@ class ReSearchVerifier(VerifierFunction):
         wanted = {words for words in map(normalize_answer, _texts_in_json(label)) if words}
         if not wanted:
             raise ValueError(f"a re_search ground truth must hold a word or a number, got {label!r:.80}")
-        answer = first_finished(answer_part(prediction, query) or "")
-        return VerificationResult(float(answer is not None and normalize_answer(answer) in wanted))
+        text = answer_part(prediction, query)
+        answer = first_finished(text or "")
+        if answer is None:
+            return VerificationResult(0.0, reasoning=why_no_answer(text, f"{FINISH}…{END_FINISH}"), answer="")
+        return VerificationResult(float(normalize_answer(answer) in wanted), answer=answer)
 
     def answers_in(self, label: object) -> list[str]:
         return _texts_in_json(label)
@@ -95,10 +100,11 @@ class ReSearchF1Verifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         labels = _texts_in_json(label)
-        answer = last_finished(answer_part(prediction, query) or "")
+        text = answer_part(prediction, query)
+        answer = last_finished(text or "")
         if not answer:
-            return VerificationResult(0.0, reasoning=f"no {FINISH}…{END_FINISH}")
-        return VerificationResult(max(f1(answer, wanted) for wanted in labels) or ALMOST)
+            return VerificationResult(0.0, reasoning=why_no_answer(text, f"{FINISH}…{END_FINISH}"), answer="")
+        return VerificationResult(max(f1(answer, wanted) for wanted in labels) or ALMOST, answer=answer)
 
     def answers_in(self, label: object) -> list[str]:
         return _texts_in_json(label)
@@ -112,7 +118,8 @@ class MaxLengthVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        return VerificationResult(self._score(len(tokenized_prediction) - _number(label)))
+        num_tokens = len(tokenized_prediction)
+        return VerificationResult(self._score(num_tokens - _number(label)), reasoning=counted(num_tokens, "token"))
 
     def _score(self, excess: float) -> float:
         return max(0.0, 1 - abs(excess) / self.verifier_config.max_length_verifier_max_length)

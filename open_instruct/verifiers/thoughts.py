@@ -6,6 +6,11 @@ NEVER_ENDS = "the thoughts never end, so there is no answer"
 """Why such a response scores 0."""
 
 
+def why_no_answer(answer: str | None, form: str) -> str:
+    """Why a verifier read no answer in an `answer_part`: the thoughts never end, or there is no such `form`."""
+    return NEVER_ENDS if answer is None else f"no {form}"
+
+
 def answer_part(response: str, prompt: str | None = None) -> str | None:
     """The text after the last `</think>`, or the whole response if it holds no thoughts.
 

@@ -32,6 +32,7 @@ from open_instruct.rollouts import (
 from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import QueueFull
+from open_instruct.verifiers.fork_server import reading_of
 from open_instruct.verifiers.registry import score_response, verifier_names
 from open_instruct.verifiers.scoring_processes import Scored
 
@@ -104,8 +105,8 @@ class VerifiersInThisProcess:
         self, dataset: str, truth: object, token_ids: list[list[int]], texts: list[str], queries: list[str]
     ) -> Future[list[Scored]]:
         scored: Future[list[Scored]] = Future()
-        scores = [score_response(dataset, truth, ids, text).score for ids, text in zip(token_ids, texts, strict=True)]
-        scored.set_result([Scored(score) for score in scores])
+        results = [score_response(dataset, truth, ids, text) for ids, text in zip(token_ids, texts, strict=True)]
+        scored.set_result([Scored(result.score, reading=reading_of(result)) for result in results])
         return scored
 
     def close(self) -> None:

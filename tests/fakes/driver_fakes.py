@@ -17,7 +17,7 @@ from open_instruct.data_types import RolloutBatch
 from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.grpo_fast import run_to_its_end
 from open_instruct.report.run_log import RunLog
-from open_instruct.rollouts.batch_progress import BatchProgress, RolloutNews
+from open_instruct.rollouts.batch_progress import BatchProgress, Returned, RolloutNews
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
@@ -92,10 +92,11 @@ def batch_progress(**known: Any) -> BatchProgress:
     """The progress of step 1, of which nothing has come back unless `known` says otherwise."""
     nothing: dict[str, Any] = {
         "training_step": 1,
+        "num_prompts": 8,
         "num_back": 0,
         "num_usable": 0,
         "num_masked": 0,
-        "mean_score": None,
+        "returned": Returned(),
         "version": 0,
         "num_waited_for": len(known.get("first_waited_for", ())),
         "first_waited_for": [],

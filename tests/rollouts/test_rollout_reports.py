@@ -71,31 +71,42 @@ def test_the_end_of_a_run_reports_what_was_left_out_under_its_reason(make_play: 
     assert [row["prompt_id"] for row in counts["left_out"][1]] == ids(requests[:2])
 
 
-def test_the_first_warning_shows_two_answers(make_play: MakePlay) -> None:
+def test_the_first_responses_are_shown_and_a_warning_names_the_cause(make_play: MakePlay) -> None:
     play = make_play().start()
     prompts = all_alike(play)
-    (warning,) = play.controller.news().warnings
+    producer = play.controller._producer
+    play.wait_for(lambda: producer.assembly is not None and producer.assembly.num_warnings == 1)
+    news = play.controller.news()
+    (shown,) = news.samples
+    assert shown.startswith(f"2 of the 4 responses to {prompts[0]}, ")
+    assert f"sampled v0  │ {prompts[0]}/0 <answer>no</answer>" in shown
+    (warning,) = news.warnings
     headline, *lines = warning.splitlines()
     assert headline.startswith("step 1: in each of 4 groups all responses scored alike (mean score 0)")
-    assert " 0 of 16 responses scored above 0 by reasoning_gym. Where no response scores, " in headline
-    assert "Easier or harder data" not in headline  # which would name the opposite cause
-    assert [line.split(",")[0].strip() for line in lines[::5]] == [prompts[0], prompts[-1]]
-    assert lines[2].strip() == f"answer  {prompts[0]}/0 <answer>no</answer>"
-    assert "compares the last <answer>…</answer> with its own answer" in lines[4]
-    all_alike(play)
-    (second,) = play.controller.news().warnings
-    assert " 0 of 32 responses scored above 0 by reasoning_gym." in second
-    assert "\n" not in second
+    assert " 0 of 16 responses scored above 0 by reasoning_gym. reasoning_gym read an answer in 16 of 16 " in headline
+    assert "such as 'no' for " in headline
+    assert lines[0].startswith(f"1 of the 4 responses to {prompts[-1]}, ")
+    assert "compares the last <answer>…</answer> with its own answer" in warning
+    for _ in range(3):  # the next at 16 groups
+        assert not play.controller.news().warnings
+        all_alike(play)
+    play.wait_for(lambda: producer.assembly is not None and producer.assembly.num_warnings == 2)
+    news = play.controller.news()
+    (second,) = news.warnings
+    assert "in each of 16 groups" in second
+    assert " 0 of 64 responses scored above 0 by reasoning_gym." in second
+    assert not news.samples
 
 
 def test_right_answers_that_teach_nothing_are_counted_as_such(make_play: MakePlay) -> None:
     play = make_play().start()
     all_alike(play, SOLVED)
+    producer = play.controller._producer
+    play.wait_for(lambda: producer.assembly is not None and producer.assembly.num_warnings == 1)
     (warning,) = play.controller.news().warnings
-    assert "Easier or harder data" in warning
-    assert "16 of 16 responses scored above 0 by reasoning_gym" in warning
+    assert "16 of 16 responses scored above 0 by reasoning_gym. Every response is right" in warning
     assert play.controller.news().progress.brief.startswith(
-        "4 groups came back for this step, 0 can be trained on (all scored alike: 4, mean score 1)"
+        "4 of 4 groups are back, 0 can be trained on: mean score 1, all 0: 0, all 1: 4"
     )
 
 

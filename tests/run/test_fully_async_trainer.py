@@ -8,7 +8,7 @@ from conftest import make_args
 from driver_fakes import batch_progress
 
 from open_instruct.data_types import RolloutBatch
-from open_instruct.rollouts.batch_progress import BatchProgress
+from open_instruct.rollouts.batch_progress import BatchProgress, Returned
 from open_instruct.run import fully_async_trainer
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.system.timer import Timer
@@ -112,15 +112,23 @@ def lines_of_waiting(
     caplog.set_level("INFO")
     hooks: Any = SimpleNamespace(**vars(HOOKS), describe_progress=lambda: left.pop(0))
     trainer(Late(None), monkeypatch).train_step(1, hooks)
-    return [(record.levelname, record.getMessage()) for record in caplog.records if "not ready" in record.message]
+    return [(record.levelname, record.getMessage()) for record in caplog.records if "put together" in record.message]
 
 
 def test_the_ordinary_first_wait_is_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waits = [batch_progress(num_results=number) for number in (0, 8, 8)]
+    waits = [batch_progress(num_results=number) for number in (0, 0, 8, 8)]
     lines = lines_of_waiting(monkeypatch, caplog, *waits)
-    assert [level for level, _ in lines] == ["INFO", "INFO", "WARNING"]  # nothing came between the last two
+    assert [level for level, _ in lines] == ["INFO"] * 4
+
+
+def test_a_wait_in_which_nothing_comes_for_long_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("open_instruct.rollouts.batch_progress.LONG_S", 0.0)
+    ((level, _),) = lines_of_waiting(monkeypatch, caplog, batch_progress(num_results=0))
+    assert level == "WARNING"
 
 
 def test_a_wait_with_nothing_to_train_on_is_a_warning_that_begins_with_what_came_back(
@@ -128,12 +136,15 @@ def test_a_wait_with_nothing_to_train_on_is_a_warning_that_begins_with_what_came
 ) -> None:
     names = [f"train-{number} (version 0)" for number in range(2048, 2064)]
     waits = batch_progress(
-        num_back=2048, mean_score=0.0, first_waited_for=names, num_being_scored=3, num_results=16_384
+        num_back=2048,
+        returned=Returned(2048, 0, 16_384),
+        first_waited_for=names,
+        num_being_scored=3,
+        num_results=16_384,
     )
     ((level, text),) = lines_of_waiting(monkeypatch, caplog, waits)
     assert level == "WARNING"
     assert text.startswith(
-        "batch 1 is not ready: 2,048 groups came back for this step, 0 can be trained on "
-        "(all scored alike: 2,048, mean score 0); 16 prompts are not back from the engines"
+        "step 1 is being put together: 2,048 of 2,048 groups are back, 0 can be trained on: mean score 0, all 0: 2,048, "
+        "all 1: 0; 16 prompts are not back from the engines"
     )
-    assert len(text) <= 200

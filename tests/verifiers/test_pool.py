@@ -190,15 +190,18 @@ def test_scorers_are_replaced_now_and_then(pool: VerifierPool) -> None:
         "{}",
         "[1.0]",
         "[1.0, null]",
-        "[2.0, null, 0]",
-        "[true, null, 0]",
-        "[NaN, null, 0]",
-        '["1.0", null, 0]',
-        "[1.0, 7, 0]",
-        "[1.0, null, -1]",
-        "[1.0, null, true]",
-        "[1.0, null, Infinity]",
-        "[1.0, null, null]",
+        "[2.0, null, 0, null, null]",
+        "[true, null, 0, null, null]",
+        "[NaN, null, 0, null, null]",
+        '["1.0", null, 0, null, null]',
+        "[1.0, 7, 0, null, null]",
+        "[1.0, null, -1, null, null]",
+        "[1.0, null, true, null, null]",
+        "[1.0, null, Infinity, null, null]",
+        "[1.0, null, null, null, null]",
+        "[1.0, null, 0]",
+        "[1.0, null, 0, 7, null]",
+        '[1.0, null, 0, "' + "x" * 121 + '", null]',
         "[" * 4000,
         "x" * 5000,
     ],
@@ -208,14 +211,16 @@ def test_a_reply_that_is_none_is_not_believed(pool: VerifierPool, way: str, repl
     assert score_texts(pool, f"{way} {reply}", "4") == [Scored(None, "crash"), RIGHT]
 
 
-@pytest.mark.parametrize("reply", ["[1.0, null, 0]", "[1.0, null, 0]\n[1.0, null, 0]"])
+@pytest.mark.parametrize(
+    "reply", ["[1.0, null, 0, null, null]", "[1.0, null, 0, null, null]\n[1.0, null, 0, null, null]"]
+)
 def test_a_response_that_does_not_know_its_secret_gets_no_score(pool: VerifierPool, reply: str) -> None:
     assert score_texts(pool, f"reply {reply}", "4") == [Scored(None, "crash"), RIGHT]
 
 
 def test_a_response_that_knows_its_secret_answers_for_itself_alone(pool: VerifierPool) -> None:
     """Its neighbours, which have been sent to the same process, are scored by another one."""
-    texts = ["answer [0.5, null, 0]\n[1.0, null, 0]\n[1.0, null, 0]", "5", "6", "4"]
+    texts = ["answer [0.5, null, 0, null, null]\n[1.0, null, 0, null, null]\n[1.0, null, 0, null, null]", "5", "6", "4"]
     assert score_texts(pool, *texts) == [Scored(0.5), Scored(0.0), Scored(0.0), RIGHT]
     assert score_texts(pool, texts[0]) == [Scored(0.5)]
 
