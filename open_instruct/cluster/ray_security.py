@@ -3,6 +3,7 @@
 Without a token, anybody who reaches a Ray cluster can run any code on it.
 """
 
+import logging
 import os
 import secrets
 import socket
@@ -17,6 +18,8 @@ ANSWER_S = 10.0
 """How long a cluster may take to accept a connection."""
 TOKEN = Path(".ray") / "auth_token"
 """Where Ray itself looks for its token, under the home directory."""
+ABOUT_TOKENS = "ray._private.authentication.authentication_token_setup"
+"""Ray's logger that warns in each run that the token is used, which is how it shall be."""
 
 
 class NoSuchCluster(ValueError):
@@ -51,7 +54,8 @@ def cluster_to_join() -> str | None:
 
 @contextmanager
 def this_machine_alone() -> Iterator[None]:
-    """A Ray that is started in the block listens only on the loopback interface, and only this user can read its token.
+    """A Ray that is started in the block listens only on the loopback interface, only this user can read its token, and Ray does
+    not warn that there is one.
 
     For Ray 2.60: only the setting that Ray has for Windows and macOS makes it choose the loopback address as the address of a
     node, and Ray reads this setting when it is imported. tests/cluster/test_ray_security.py notices. The setting ends with the
@@ -59,12 +63,16 @@ def this_machine_alone() -> Iterator[None]:
     """
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         _make_private_token(Path.home() / TOKEN)
+    ray_about_tokens = logging.getLogger(ABOUT_TOKENS)
+    level = ray_about_tokens.level
+    ray_about_tokens.setLevel(logging.ERROR)
     name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
     before, is_enabled = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
     os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for processes that Ray starts, and here
     try:
         yield
     finally:
+        ray_about_tokens.setLevel(level)
         ray_constants.ENABLE_RAY_CLUSTER = is_enabled
         if before is None:
             del os.environ[name]

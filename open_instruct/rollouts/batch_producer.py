@@ -74,7 +74,6 @@ class BatchProducer:
         self.assembly: StepAssembly | None = None
         """The step that is being put together."""
         self._isolation = Isolation("showing what was sampled")
-        self.display = SampleDisplay(args, requests.train, self._decode)
         self._has_trained = False
         """Whether a group of this process could be trained on."""
         self._seen_by_cleanup = 0
@@ -86,6 +85,10 @@ class BatchProducer:
     @functools.cached_property
     def _traces(self) -> StepTraces | None:
         return StepTraces(self._args, self._requests.train, self._tokenizer) if self._args.save_traces else None
+
+    @functools.cached_property
+    def display(self) -> SampleDisplay:
+        return SampleDisplay(self._args, self._requests.train, self._decode)
 
     def _decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False))
@@ -121,6 +124,8 @@ class BatchProducer:
                 taken = self._flow.assign()
                 self._forget_discarded()
                 added = [self._add(assembly, assignment) for assignment in taken]
+                self.display.look_at(assembly.training_step, [rollout for rollout, _ in added])
+                self._warn_without_gradient(assembly)
                 complete = self._flow.step_is_full and assembly.has_gradient
                 if self._flow.step_is_full and not complete:
                     self._extend(assembly)
@@ -132,8 +137,6 @@ class BatchProducer:
                     self.assembly = None
                 self._threads.lock.notify_all()
             self._trace_left_out(assembly, added)
-            self.display.look_at(assembly.training_step, [rollout for rollout, _ in added])
-            self._warn_without_gradient(assembly)
             self._send(assembly, complete=complete)
             if not complete and not taken:
                 return

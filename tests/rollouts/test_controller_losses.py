@@ -229,9 +229,7 @@ def test_warnings_reach_the_driver_with_the_status_or_while_it_waits_for_data(ma
     play.deliver(*(play.answer(request, SOLVED) for request in play.received[:NUM_PROMPTS]))
     play.receive(NUM_PROMPTS)
     progress = play.controller.describe_progress()
-    assert progress.startswith(
-        "4 groups came back for this step, 0 can be trained on (all scored alike: 4, mean score 1); "
-    )
+    assert progress.startswith("4 of 4 groups are back, 0 can be trained on: mean score 1, all 0: 0, all 1: 4; ")
     assert "; warnings: step 1: in each of 4 groups all responses scored alike" in progress
 
 
@@ -440,8 +438,9 @@ def test_who_is_waited_for_is_told(make_play: MakePlay) -> None:
     requests = play.receive(NUM_PROMPTS)
     play.deliver(*(play.answer(requests[i]) for i in (0, 2)))
     assert play.nothing_is_ready() == (
-        "2 groups came back for this step, 2 can be trained on; step 1 is being put together, prompts of version 0 are admitted, "
-        "2 prompts are not back from the engines (train-1 (version 0), train-3 (version 0)), 0 groups are being scored, "
+        "2 of 4 groups are back, 2 can be trained on: mean score 0.5, all 0: 0, all 1: 0; step 1 is being put together, prompts "
+        "of version 0 are admitted, 2 prompts are not back from the engines "
+        "(train-1 (version 0), train-3 (version 0)), 0 groups are being scored, "
         "0 groups are waiting"
     )
 

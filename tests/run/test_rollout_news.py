@@ -35,7 +35,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, controller: Any, **parts: Any) -> 
     monkeypatch.setattr(waits.ray, "wait", wait)
     monkeypatch.setattr(ray_results.ray, "get", get)
     rollouts = SimpleNamespace(rollout_engines=[], controller=controller, async_eval=lambda _: "complete")
-    log = SimpleNamespace(prompts=lambda *_: None, evaluation=lambda *_: None)
+    log = SimpleNamespace(prompts=lambda *_: None, waiting=lambda _: None, evaluation=lambda *_: None)
     components = components_of(rollouts=rollouts, **parts)
     return SimpleNamespace(components=components, log=log, evaluation_of=3, progress=SimpleNamespace())
 
