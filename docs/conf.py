@@ -3,6 +3,8 @@
 project = "open_instruct"
 html_title = "open_instruct"
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
 html_show_copyright = False
