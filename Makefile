@@ -1,5 +1,5 @@
 SHELL := bash
-.PHONY: help setup style quality test demo docs pins
+.PHONY: help setup style quality test demo docs pages pins
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -25,6 +25,12 @@ demo: ## Train a tiny model on CPU
 
 docs: ## Build the site into site/, without a broken link
 	bash scripts/build_docs.sh
+
+pages: setup ## Write anew the pages that are made from code and from other pages
+	.venv/bin/python -m open_instruct.report.metric_names
+	.venv/bin/python tests/museum/exhibit.py
+	.venv/bin/python scripts/reference_pages.py
+	.venv/bin/python scripts/skill_pages.py
 
 pins: setup ## Resolve both requirements files anew
 	.venv/bin/python scripts/pins.py
