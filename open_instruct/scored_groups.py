@@ -1,8 +1,8 @@
 """Groups of responses with their scores, on the way from the verifiers to a training step. Pure functions of values."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from open_instruct.data_types import GenerationResult, Sample
 
 ALIKE = 1e-6
 """Relative difference up to which rewards count as the same."""
+PASSTHROUGH = "passthrough"
+"""Name of the verifier that leaves rewards to the workflow and to reward functions."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,23 @@ class Misses:
     num_not_scored: int
     num_failures: int
     """Of these, the responses for which the verifier raised an error."""
+    is_function: bool = False
+    """Whether it is a reward function."""
+
+
+@dataclass(frozen=True)
+class FunctionRewards:
+    """The rewards that one reward function gave to a group."""
+
+    name: str
+    weight: float
+    rewards: np.ndarray  # (G,) float64, of any size; NaN where the function scored nothing
+    seconds: float = 0.0
+    """How long the function computed."""
+    logged: Mapping[str, float] = field(default_factory=dict)
+    """What the function gave to `log_metric`."""
+    extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the function gave to `log_extra`: G texts, by column. Not in saved states."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,8 @@ class ScoredGroup:
     parts: "tuple[ScorePart, ...]" = ()
     """The scores of each verifier, if several score a row. `scores` are then their weighted means, and `reward_weight` the sum of
     their weights."""
+    functions: tuple[FunctionRewards, ...] = ()
+    """What each reward function gave, in addition to the verifier's score."""
     well_formed: np.ndarray | None = None
     """(G,) bool: whether each response has the form that its reward depends on; None if rewards depend on no form."""
     shaped_rewards: np.ndarray | None = None
@@ -108,6 +129,28 @@ class ScoredGroup:
         return np.array([sample.environment_reward or 0.0 for sample in self.samples])
 
     @property
+    def function_rewards(self) -> np.ndarray:
+        """(G,) float64: the weighted sum of what the reward functions gave. A function that scored nothing adds nothing."""
+        weighted = [one.weight * np.nan_to_num(one.rewards) for one in self.functions]
+        return np.sum(weighted, axis=0) if weighted else np.zeros(len(self.scores))
+
+    @property
+    def has_added_rewards(self) -> bool:
+        """Whether something other than a verifier gives rewards of any size: an environment or a reward function."""
+        return bool(self.functions) or self.has_environment_rewards
+
+    @property
+    def added_rewards(self) -> np.ndarray:
+        """(G,) float64: rewards of environments and of reward functions, in addition to the verifier's."""
+        return self.environment_rewards + self.function_rewards
+
+    @property
+    def outcomes(self) -> np.ndarray:
+        """(G,): what tells right (1 or more) from wrong (0): the verifier's scores; where only reward functions score, their
+        weighted sum."""
+        return self.function_rewards if self.functions and family(self.dataset) == PASSTHROUGH else self.scores
+
+    @property
     def ends(self) -> np.ndarray:
         """(G,) int: for each sample the position of the sample in which its conversation ends, usually its own."""
         return ends_of(self.samples)
@@ -135,7 +178,9 @@ class ScoredGroup:
 
     @property
     def by_verifier(self) -> "tuple[ScorePart, ...]":
-        """The scores of each verifier, under its family's name."""
+        """The scores of each verifier, under its family's name. Empty where only reward functions score."""
+        if self.functions and family(self.dataset) == PASSTHROUGH:
+            return ()
         parts = self.parts or (ScorePart(self.dataset, self.reward_weight, self.scores),)
         return tuple(replace(part, name=family(part.name)) for part in parts)
 
@@ -144,7 +189,7 @@ class ScoredGroup:
         if self.shaped_rewards is not None:
             return self.shaped_rewards
         rewards = verification_reward * self.weighted_scores
-        return rewards + self.environment_rewards if self.has_environment_rewards else rewards
+        return rewards + self.added_rewards if self.has_added_rewards else rewards
 
 
 @dataclass(frozen=True)
@@ -247,5 +292,12 @@ def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
     well_formed = None if group.well_formed is None else group.well_formed[chosen]
     parts = tuple(replace(part, scores=part.scores[chosen]) for part in group.parts)
     readings = tuple(tuple(of_verifier[position] for position in chosen) for of_verifier in group.readings)
+    functions = tuple(_take_rewards(one, chosen) for one in group.functions)
     group = replace(group, result=result, scores=group.scores[chosen], parts=parts, readings=readings)
+    group = replace(group, functions=functions)
     return replace(group, shaped_rewards=shaped, well_formed=well_formed)
+
+
+def _take_rewards(function: FunctionRewards, chosen: Sequence[int]) -> FunctionRewards:
+    extra = {column: [values[position] for position in chosen] for column, values in function.extra.items()}
+    return replace(function, rewards=function.rewards[list(chosen)], extra=extra)

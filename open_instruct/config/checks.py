@@ -37,9 +37,12 @@ from open_instruct.config.path_checks import (
 )
 from open_instruct.config.reward_checks import (
     evolving_rubrics_have_a_model,
+    jail_of_reward_functions_is_there,
     judgements_have_a_price,
     overlong_buffer_fits,
     remapped_verifiers_are_pairs,
+    reward_functions_are_apart,
+    reward_functions_fit_the_workflow,
     rewards_fit_the_advantage,
     something_is_rewarded,
 )
@@ -434,6 +437,9 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     active_sampling_has_something_to_replace,
     the_reference_that_moves_is_there,
     remapped_verifiers_are_pairs,
+    reward_functions_are_apart,
+    reward_functions_fit_the_workflow,
+    jail_of_reward_functions_is_there,
     something_is_rewarded,
     evolving_rubrics_have_a_model,
     judgements_have_a_price,

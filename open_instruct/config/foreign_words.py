@@ -45,7 +45,7 @@ BATCH = _is(
 )
 DATA = _is("dataset_mixer_list", note="a name and an amount, such as train.jsonl 1.0")
 EVAL_DATA = _is("dataset_mixer_eval_list", note="a name and an amount, such as test.jsonl 1.0")
-REWARDS = _is("verifier_modules", note="a file with classes of verifiers: docs/guides/verifiers.md")
+REWARDS = _is_one_of("reward_funcs", "verifier_modules", note="a file of functions or of verifiers: docs/guides/verifiers.md")
 MEMORY = _is("per_device_train_batch_size", "pack_length", note="rows of pack_length tokens in one pass")
 RHO = _is("use_rho_correction", "rho_level", "rho_clamp_upper_bound")
 TRACKING = _is("with_tracking", note="metrics go to wandb; metrics.jsonl has them always")
@@ -75,8 +75,6 @@ TRL: Mapping[str, Meaning] = {
     "importance_sampling_level": _is("loss_fn", note="gspo takes the ratio of a whole response"),
     "loss_type": _is("loss_fn", "loss_denominator"),
     "scale_rewards": _is("advantage_normalization_type", note="centered does not scale, standard does"),
-    "reward_weights": _none("each verifier's class has a weight"),
-    "reward_funcs": REWARDS,
     "reward_model_name_or_path": REWARDS,
     "top_p": _is("vllm_top_p"),
     "top_k": _none("sampling is not cut to the k likeliest tokens"),

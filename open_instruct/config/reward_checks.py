@@ -1,11 +1,13 @@
 """Checks of the options of rewards."""
 
+import math
 import os
 from collections.abc import Iterator
 
 from open_instruct.algorithms.advantages import ADVANTAGES
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
+from open_instruct.system.sandbox import missing
 from open_instruct.workflows.base import WORKFLOWS
 
 
@@ -16,12 +18,41 @@ def remapped_verifiers_are_pairs(args: GRPOConfig) -> Iterator[str]:
             yield f"{shown(args, 'remap_verifier')}: {pair!r} is no pair of names. Write old=new, such as math_dapo=math."
 
 
+def reward_functions_are_apart(args: GRPOConfig) -> Iterator[str]:
+    if args.reward_weights and len(args.reward_weights) != len(args.reward_funcs):
+        options = shown(args, "reward_weights", "reward_funcs")
+        num_weights, num_functions = len(args.reward_weights), len(args.reward_funcs)
+        yield f"{options}: {num_weights} weights for {num_functions} functions. Give one for each, or none."
+    if not all(map(math.isfinite, args.reward_weights)):
+        yield f"{shown(args, 'reward_weights')}: a weight is not finite. Give numbers."
+    names = [spec.name for spec in args.reward_functions]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        yield f"{shown(args, 'reward_funcs')}: two functions are called {twice}, and metrics go by name. Rename one."
+
+
+def reward_functions_fit_the_workflow(args: GRPOConfig) -> Iterator[str]:
+    workflow = WORKFLOWS[args.rollout_workflow].value
+    if args.reward_funcs and not workflow.adds_rewards:
+        options = shown(args, "reward_funcs", "rollout_workflow")
+        yield f"{options}: this workflow makes its rewards from verifiers' scores alone. Use verifiers, or another workflow."
+
+
+def jail_of_reward_functions_is_there(args: GRPOConfig) -> Iterator[str]:
+    if args.reward_jail and (lacking := missing()):
+        yield f"{shown(args, 'reward_jail')}: this machine has no jail: {'; '.join(lacking)}. Leave it out."
+    elif args.reward_jail and not args.reward_funcs:
+        yield f"{shown(args, 'reward_jail')}: there are no --reward_funcs, so it does nothing. Leave it out."
+
+
 def something_is_rewarded(args: GRPOConfig) -> Iterator[str]:
     shaping, workflow = args.reward_shaping, WORKFLOWS[args.rollout_workflow].value
+    if args.reward_funcs:
+        return
     if args.apply_verifiable_reward or args.has_teacher or shaping.overlong_buffer or workflow.may_reward(args):
         return
     if shaping.form == "ignored" or shaping.form_reward == 0:
-        cures = ["apply_r1_style_format_reward", *workflow.reward_options]
+        cures = ["reward_funcs", "apply_r1_style_format_reward", *workflow.reward_options]
         yield (
             f"{shown(args, 'apply_verifiable_reward')}: then no response has a reward. Set {' or '.join(cures)}, or leave this "
             f"out."

@@ -1,8 +1,28 @@
 """Options of rewards, and of the verifiers that come with the project."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from open_instruct.option_limits import ANY, COUNT, MAX_TEMPERATURE, NOT_NEGATIVE, POSITIVE, SHARE, Limits, limited
+
+PICKLE = ".pkl"
+"""Ending of a file that holds a pickled function, as the Python interface writes it for functions of a script or notebook."""
+
+
+@dataclass(frozen=True)
+class RewardFunctionSpec:
+    """A reward function of a run."""
+
+    target: str
+    """`my_rewards.py:short_and_right`, `my_package.rewards:short_and_right`, or the path of a pickled function."""
+    weight: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The name in metrics and messages: that of the function."""
+        if self.target.endswith(PICKLE):
+            return Path(self.target).stem
+        return self.target.rpartition(":")[2].rpartition(".")[2]
 
 
 @dataclass(kw_only=True)
@@ -34,6 +54,16 @@ class RewardOptions:
     by overlong_penalty_factor. 0: no penalty."""
     overlong_penalty_factor: float = limited(1.0, NOT_NEGATIVE)
     """Reward that a response of response_length tokens loses, with overlong_buffer_len."""
+    reward_funcs: list[str] = field(default_factory=list)
+    """Reward functions as TRL takes them, f(prompts, completions, **columns) -> list of numbers: my_rewards.py:short_and_right,
+    or a dotted name. Their rewards are added to those of verifiers; rows then need no verifier. See docs/guides/verifiers.md."""
+    reward_weights: list[float] = field(default_factory=list)
+    """What the rewards of each of reward_funcs are multiplied by. By default 1 for each."""
+    reward_timeout_s: float = limited(60.0, POSITIVE)
+    """Seconds that one of reward_funcs may take for the responses to one prompt. Then it is ended, and they are not scored."""
+    reward_jail: bool = False
+    """Run reward_funcs in the jail of verifiers: without network, files, further processes, and keys. By default each has
+    processes of its own that may do everything."""
     verifier_modules: list[str] = field(default_factory=list)
     """Files (my_rewards.py) or modules that define further verifiers: subclasses of VerifierFunction.
     See docs/guides/verifiers.md."""
@@ -43,8 +73,14 @@ class RewardOptions:
     """The run ends with exit code 1 once more than this share of the last 1,000 responses was not scored, because its rewards
     cannot be trusted. 1: never."""
     verifier_workers: int | None = limited(None, COUNT)
-    """Groups of responses that are verified at the same time, each in a process of its own. By default a quarter as many as the
-    controller's machine has cores, but from 2 to 16."""
+    """Groups of responses that are verified at the same time, and processes of each reward function. By default a quarter as
+    many as the controller's machine has cores, but from 2 to 16."""
+
+    @property
+    def reward_functions(self) -> list[RewardFunctionSpec]:
+        """The reward functions with their weights."""
+        weights = self.reward_weights or [1.0] * len(self.reward_funcs)
+        return [RewardFunctionSpec(*pair) for pair in zip(self.reward_funcs, weights, strict=False)]
 
 
 @dataclass(kw_only=True)

@@ -57,6 +57,7 @@ def load_prompts(
     reader: RowReader | None = None,
     remap: Mapping[str, str] | None = None,
     default_verifier: str | None = None,
+    keeps_columns: bool = False,
     cache_dir: str | None = None,
     flag: str = "--dataset_mixer_list",
 ) -> tuple[PromptDataset, LoadReport]:
@@ -66,7 +67,7 @@ def load_prompts(
         known_verifiers: names that the `dataset` column may have.
         exclude: prompts that are left out, such as the prompts of an evaluation set.
         check_label: raises `ValueError` if a verifier cannot use a ground truth; None: ground truths are not checked.
-        reader, remap, default_verifier: as in `RowRules`.
+        reader, remap, default_verifier, keeps_columns: as in `RowRules`.
         cache_dir: where `datasets` keeps its copies of hub data sets.
         flag: name of the mixer list in messages.
 
@@ -87,6 +88,7 @@ def load_prompts(
         reader=reader or RowReader(),
         remap=remap or {},
         default_verifier=default_verifier,
+        keeps_columns=keeps_columns,
     )
     mistakes, builder, reports = Mistakes(), PromptDatasetBuilder(), []
     for name, amount, split in _parse(mixer_list, splits, flag):
@@ -251,6 +253,7 @@ class _Source:
                     dataset=row.dataset,
                     raw_query=text,
                     facts=row.facts,
+                    columns=row.columns,
                     source=source_name(self.name, self.split),
                     place=row.place,
                 )

@@ -25,6 +25,8 @@ class PromptRow:
     """The prompt's text with the chat template applied; with the reasoning cache, only the problem."""
     facts: dict[str, Any] | None = None
     """What the workflow has read from the row (`Workflow.row_facts`), and the row's `messages`. None: it reads nothing."""
+    columns: dict[str, Any] | None = None
+    """What reward functions get: the row's columns, and as `prompt` its text or messages. None: the run has no such functions."""
     place: str = ""
     """Where the row stands in the user's data, such as `train.jsonl line 7`."""
 
@@ -46,7 +48,7 @@ class _Ragged:
 class PromptDataset:
     """A sequence of `PromptRow`.
 
-    A row takes 4 bytes per token plus the bytes of its texts. The dataset pickles as eleven arrays, which Ray shares
+    A row takes 4 bytes per token plus the bytes of its texts. The dataset pickles as thirteen arrays, which Ray shares
     between processes without a copy.
     """
 
@@ -57,6 +59,8 @@ class PromptDataset:
         ground_truths: _Ragged,
         raw_queries: _Ragged,
         facts: _Ragged,
+        columns: _Ragged,
+        column_names: tuple[str, ...],
         dataset_of_row: np.ndarray,
         dataset_names: tuple[str, ...],
         places: RowPlaces,
@@ -65,6 +69,9 @@ class PromptDataset:
         self._ground_truths = ground_truths  # uint8: JSON
         self._raw_queries = raw_queries  # uint8: UTF-8
         self._facts = facts  # uint8: JSON, or nothing
+        self._columns = columns  # uint8: JSON, or nothing
+        self.column_names = column_names
+        """The columns that any row has for reward functions."""
         self._dataset_of_row = dataset_of_row  # (rows,) int32
         self._dataset_names = dataset_names
         self.places = places
@@ -76,12 +83,14 @@ class PromptDataset:
             "ground_truths": self._ground_truths,
             "raw_queries": self._raw_queries,
             "facts": self._facts,
+            "columns": self._columns,
         }
         return {
             **{f"{name}.values": rows.values for name, rows in ragged.items()},
             **{f"{name}.offsets": rows.offsets for name, rows in ragged.items()},
             "dataset_of_row": self._dataset_of_row,
-            "dataset_names": np.frombuffer(json.dumps(self._dataset_names).encode(), dtype=np.uint8),
+            "dataset_names": _as_array(self._dataset_names),
+            "column_names": _as_array(self.column_names),
             **self.places.arrays(),
         }
 
@@ -97,6 +106,8 @@ class PromptDataset:
             ground_truths=ragged("ground_truths"),
             raw_queries=ragged("raw_queries"),
             facts=ragged("facts"),
+            columns=ragged("columns"),
+            column_names=tuple(json.loads(arrays["column_names"].tobytes())),
             dataset_of_row=arrays["dataset_of_row"],
             dataset_names=tuple(json.loads(arrays["dataset_names"].tobytes())),
             places=RowPlaces.from_arrays(arrays),
@@ -114,6 +125,7 @@ class PromptDataset:
             dataset=self.dataset_of(row),
             raw_query=self._raw_queries[row].tobytes().decode(),
             facts=json.loads(self._facts[row].tobytes()) if len(self._facts[row]) else None,
+            columns=json.loads(self._columns[row].tobytes()) if len(self._columns[row]) else None,
             place=self.places[row],
         )
 
@@ -140,14 +152,17 @@ class PromptDataset:
         return int(np.diff(self._prompts.offsets).max(initial=0))
 
     def fingerprint(self) -> dict[str, int | str]:
-        """The number of rows, and three hashes: of all prompts, all ground truths and all verifiers, in order. As JSON values.
+        """The number of rows, and hashes of all prompts, all ground truths, all verifiers and, if there are reward functions, of
+        all columns, in order. As JSON values.
         The places of the rows do not count, because a file may move.
 
         Takes about as long as reading the arrays once: a tenth of a second for 50,000 rows of 100 tokens.
         """
         names = json.dumps(self._dataset_names).encode()
+        columns = {"columns": _hash(self._columns)} if len(self._columns.values) else {}
         return {
             "rows": len(self),
+            **columns,
             "prompts": _hash(self._prompts, self._raw_queries),
             "ground_truths": _hash(self._ground_truths, *([self._facts] if len(self._facts.values) else [])),
             "verifiers": hashlib.sha256(self._dataset_of_row.tobytes() + names).hexdigest()[:16],
@@ -156,6 +171,10 @@ class PromptDataset:
     def prompt_keys(self) -> Iterator[bytes]:
         """The token ids of each prompt as bytes, as `prompt_key` makes them."""
         return (self._prompts[row].tobytes() for row in range(len(self)))
+
+
+def _as_array(names: tuple[str, ...]) -> np.ndarray:
+    return np.frombuffer(json.dumps(names).encode(), dtype=np.uint8)
 
 
 def _hash(*columns: _Ragged) -> str:
@@ -180,6 +199,8 @@ class PromptDatasetBuilder:
         self._truths, self._truth_ends = bytearray(), array("q", [0])
         self._queries, self._query_ends = bytearray(), array("q", [0])
         self._facts, self._fact_ends = bytearray(), array("q", [0])
+        self._columns, self._column_ends = bytearray(), array("q", [0])
+        self._column_names: dict[str, None] = {}
         self._dataset_of_row = array("i")
         self._dataset_ids: dict[str, int] = {}
         self._places = RowPlacesBuilder()
@@ -197,6 +218,7 @@ class PromptDatasetBuilder:
         source: str,
         place: PlaceInSource,
         facts: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokens.extend(token_ids)
         self._token_ends.append(len(self._tokens))
@@ -206,6 +228,9 @@ class PromptDatasetBuilder:
         self._query_ends.append(len(self._queries))
         self._facts += b"" if facts is None else json.dumps(facts).encode()
         self._fact_ends.append(len(self._facts))
+        self._columns += b"" if columns is None else json.dumps(columns).encode()
+        self._column_ends.append(len(self._columns))
+        self._column_names.update(dict.fromkeys(columns or ()))
         self._dataset_of_row.append(self._dataset_ids.setdefault(dataset, len(self._dataset_ids)))
         self._places.add(source, place)
 
@@ -216,6 +241,7 @@ class PromptDatasetBuilder:
             (self._truths, self._truth_ends),
             (self._queries, self._query_ends),
             (self._facts, self._fact_ends),
+            (self._columns, self._column_ends),
         ):
             values.extend(values[ends[row] : ends[row + 1]])
             ends.append(len(values))
@@ -229,6 +255,8 @@ class PromptDatasetBuilder:
             ground_truths=_Ragged(_view(self._truths, np.uint8), _view(self._truth_ends, np.int64)),
             raw_queries=_Ragged(_view(self._queries, np.uint8), _view(self._query_ends, np.int64)),
             facts=_Ragged(_view(self._facts, np.uint8), _view(self._fact_ends, np.int64)),
+            columns=_Ragged(_view(self._columns, np.uint8), _view(self._column_ends, np.int64)),
+            column_names=tuple(self._column_names),
             dataset_of_row=_view(self._dataset_of_row, np.int32),
             dataset_names=tuple(self._dataset_ids),
             places=self._places.build(),

@@ -8,15 +8,16 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from open_instruct.chat_codec import LITERAL, ChatCodec
+from open_instruct.data.reward_columns import reward_columns
 from open_instruct.data.row_places import PlaceInSource
 from open_instruct.data.sample_record import NON_TENSOR_BATCH, has_proto_columns, prompt_fields
 from open_instruct.data.sources import Columns, RawRow
+from open_instruct.scored_groups import PASSTHROUGH
 from open_instruct.verifiers.labels import number_as_text
 from open_instruct.verifiers.reasoning_gym_data import check_verifier_name
 from open_instruct.verifiers.registry import check_label as check_label_of_verifier
 from open_instruct.verifiers.registry import verifier_name, verifier_weight
 from open_instruct.verifiers.row_verifiers import SEPARATOR, checks_of_row, names_of_verifiers
-from open_instruct.verifiers.text_verifiers import PASSTHROUGH
 from open_instruct.workflows.base import OwnPrompt, Workflow
 
 DATASET_KEY = "dataset"
@@ -73,12 +74,16 @@ class RowRules:
     reader: RowReader = RowReader()
     default_verifier: str | None = None
     """Verifier of rows without a column `dataset`."""
+    keeps_columns: bool = False
+    """Whether reward functions get the columns of rows."""
     datasets: dict[str, str] = field(default_factory=dict)
     """Checked values of the column `dataset`, each with the verifier's name that it became."""
 
     @property
-    def columns(self) -> Columns:
-        """The columns of messages, ground truth and verifier."""
+    def columns(self) -> Columns | None:
+        """The columns of messages, ground truth and verifier; None for all columns."""
+        if self.keeps_columns:
+            return None
         verifier = (DATASET_KEY, "") if self.default_verifier else (DATASET_KEY,)
         truth = (self.ground_truths_key, "") if _needs_no_label(self.default_verifier) else (self.ground_truths_key,)
         facts = [(key, "") for key in (FACTS_KEYS if self.reader.facts else (CONFIG_KEY, TOOLS_KEY))]
@@ -101,6 +106,8 @@ class CheckedRow:
     """What the workflow has read from the row; None: it reads nothing."""
     schemas: tuple[dict[str, Any], ...] = ()
     """The tools that the chat template describes in the prompt."""
+    columns: dict[str, Any] | None = None
+    """What reward functions get."""
     names_unused_tools: bool = False
     """Whether the column `tools` names tools although the workflow does not read this column."""
 
@@ -110,7 +117,7 @@ class RowError(ValueError):
 
 
 def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
-    """The messages, ground truth and verifier of a row.
+    """The messages, ground truth and verifier of a row, and its columns if reward functions get them.
 
     A row has the columns `messages_key` (a list of `{"role", "content"}`; a last message by the assistant is a demonstration and
     is left out), `ground_truths_key` (any JSON value) and `dataset` (a verifier's name; or a list of names, with a list of as
@@ -122,8 +129,15 @@ def check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     """
     if row.problem:
         raise RowError(row.problem)
-    if DATASET_KEY not in row.values and has_proto_columns(row.values):
-        return _check_proto_row(row, rules)
+    is_proto = DATASET_KEY not in row.values and has_proto_columns(row.values)
+    checked = _check_proto_row(row, rules) if is_proto else _check_row(row, rules)
+    if rules.keeps_columns:
+        prompt = checked.messages if checked.rendered is None else checked.rendered
+        checked.columns = reward_columns(row.values, prompt)
+    return checked
+
+
+def _check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     messages_key = (
         PROMPT_KEY if rules.messages_key not in row.values and PROMPT_KEY in row.values else rules.messages_key
     )

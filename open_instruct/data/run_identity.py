@@ -62,7 +62,7 @@ _CHANGE_GROUND_TRUTHS = "ground_truths_key", "rollout_workflow"
 _DATA = {"train": "training", "eval": "evaluation"}
 _MIXER_LISTS = {"train": "dataset_mixer_list", "eval": "dataset_mixer_eval_list"}
 _OF_SOURCES = {f"{name}{ending}" for name in _MIXER_LISTS.values() for ending in ("", "_splits")}
-_CONTENTS = {"prompts": "prompts", "ground_truths": "ground truths", "verifiers": "verifiers"}
+_CONTENTS = {"prompts": "prompts", "ground_truths": "ground truths", "verifiers": "verifiers", "columns": "columns"}
 _TOKENIZER_PARTS = {
     "words": "other words",
     "rules": "other rules, such as merges or a normalizer, by which it cuts text into words",
@@ -273,7 +273,10 @@ def _different_rows(key: str, saved: Any, now: Any, *, passed_over: set[str]) ->
         return "" if saved is now else f"the {_DATA[key]} data: {_rows(saved)} then, {_rows(now)} now"
     if saved["rows"] != now["rows"]:
         return f"the {_DATA[key]} data: {_rows(saved)} then, {_rows(now)} now"
-    changed = [name for part, name in _CONTENTS.items() if saved[part] != now[part] and part not in passed_over]
+    compared = {part for part in _CONTENTS if part in saved and part in now} - passed_over
+    if "prompts" in passed_over:
+        compared.discard("columns")  # they hold the prompt too
+    changed = [name for part, name in _CONTENTS.items() if part in compared and saved[part] != now[part]]
     if not changed:
         return ""
     return f"the {_DATA[key]} data: {_rows(now)} as then, but with other {' and '.join(changed)} or in another order"

@@ -16,6 +16,7 @@ from open_instruct.data.dataset_transformation import load_prompts
 from open_instruct.data.load_report import LoadReport
 from open_instruct.data.mixer import DatasetError, parse_mixer_list, splits_of_names
 from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data.reward_trial import mistakes_of_functions
 from open_instruct.data.row_checks import RowError, RowReader, check_ground_truth
 from open_instruct.data.run_identity import tokenizer_identity
 from open_instruct.data.template_audit import TemplateAudit, audit_template
@@ -78,6 +79,8 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     train_dataset, train_reports = _load(
         args, tokenizer, workflow, mistakes, flag="dataset_mixer_list", exclude=held_out
     )
+    if train_dataset is not None and not mistakes:
+        mistakes += mistakes_of_functions(args, train_dataset, eval_dataset)
     if mistakes or train_dataset is None:
         return None, mistakes
     pad = tokenizer.pad_token_id
@@ -154,7 +157,8 @@ def _load(
             known_verifiers=verifier_names(),
             exclude=exclude,
             remap=remapped_verifiers(args),
-            default_verifier=args.default_verifier,
+            default_verifier=args.verifier_of_unnamed_rows,
+            keeps_columns=bool(args.reward_funcs),
             reader=RowReader.of(workflow),
             flag=f"--{flag}",
         )
@@ -204,7 +208,9 @@ def _cache_key(
         "verifier_config": asdict(args.verifier_config),
         "workflow": asdict(workflow),
         **{name: getattr(args, name) for name in ("max_prompt_token_length", "overlong_prompts", "sft_messages_key")},
-        **{name: getattr(args, name) for name in ("ground_truths_key", "remap_verifier", "default_verifier")},
+        **{name: getattr(args, name) for name in ("ground_truths_key", "remap_verifier")},
+        "default_verifier": args.verifier_of_unnamed_rows,
+        "keeps_columns": bool(args.reward_funcs),
     }
     sources = [(name, amount, split) for (name, amount), split in zip(pairs, splits, strict=True)]
     return cache_key(sources, facts, [*args.verifier_modules, *workflow.modules, *_files_in(workflow.options)])

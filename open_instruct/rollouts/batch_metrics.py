@@ -25,12 +25,14 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
     """
     lengths = _length_metrics([group for group in groups if group.samples])
     groups = last_samples(groups)
-    rewards = verification_reward * np.concatenate([group.weighted_scores for group in groups])
     metrics: dict[str, Any] = {
         "scores": float(np.concatenate([group.rewards(verification_reward) for group in groups]).mean()),
-        **_verifier_metrics("verifiable", rewards, np.concatenate([group.scores for group in groups])),
+        **_function_metrics(groups),
         **lengths,
     }
+    if verified := [group for group in groups if group.by_verifier]:
+        rewards = verification_reward * np.concatenate([group.weighted_scores for group in verified])
+        metrics |= _verifier_metrics("verifiable", rewards, np.concatenate([group.scores for group in verified]))
     if stopped := [group.stopped for group in groups if group.samples]:
         metrics["val/stop_rate"] = float(np.concatenate(stopped).mean())
     if given := [group.environment_rewards for group in groups if group.has_environment_rewards]:
@@ -56,6 +58,30 @@ def _verifier_metrics(name: str, rewards: np.ndarray, scores: np.ndarray) -> dic
     }
 
 
+def _function_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """`rewards/<function>/*`: mean and standard deviation (with n - 1, as in TRL) over the responses that the function scored,
+    seconds per group, and the means of what it gave to `log_metric`. Empty without reward functions."""
+    by_function = defaultdict(list)
+    for group in groups:
+        for function in group.functions:
+            by_function[function.name].append(function)
+    metrics: dict[str, float] = {}
+    for name, functions in by_function.items():
+        rewards = np.concatenate([function.rewards for function in functions])
+        rewards = rewards[~np.isnan(rewards)]
+        if rewards.size:
+            metrics[f"rewards/{name}/mean"] = float(rewards.mean())
+        if rewards.size > 1:
+            metrics[f"rewards/{name}/std"] = float(rewards.std(ddof=1))
+        metrics[f"rewards/{name}/time"] = float(np.mean([function.seconds for function in functions]))
+        logged = defaultdict(list)
+        for function in functions:
+            for key, value in function.logged.items():
+                logged[key].append(value)
+        metrics |= {f"rewards/{name}/logged/{key}": float(np.mean(values)) for key, values in logged.items()}
+    return metrics
+
+
 def scoring_metrics(groups: Sequence[ScoredGroup | UnscoredGroup]) -> dict[str, float]:
     """How many responses could not be scored, all together and by verifier, and the cost of scoring in US dollars (absent if it
     cost nothing). All are sums, so the metrics of two sets of groups add up to the metrics of all of them."""
@@ -67,8 +93,9 @@ def scoring_metrics(groups: Sequence[ScoredGroup | UnscoredGroup]) -> dict[str, 
         metrics["objective/verifier_cost"] = cost
     by_verifier: defaultdict[str, float] = defaultdict(float)
     for misses in (misses for group in groups for misses in group.misses):
-        by_verifier[f"objective/{family(misses.name)}_not_scored"] += misses.num_not_scored
-        by_verifier[f"objective/{family(misses.name)}_failures"] += misses.num_failures
+        name = f"rewards/{misses.name}/" if misses.is_function else f"objective/{family(misses.name)}_"
+        by_verifier[f"{name}not_scored"] += misses.num_not_scored
+        by_verifier[f"{name}failures"] += misses.num_failures
     return metrics | by_verifier
 
 
@@ -76,14 +103,14 @@ def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Lengths of the responses in tokens; empty if there are no responses."""
     if not groups:
         return {}
-    scores = np.concatenate([group.scores for group in groups])
+    scores = np.concatenate([group.outcomes for group in groups])
     lengths = np.array([len(sample.response_ids) for group in groups for sample in group.samples])
     metrics: dict[str, Any] = {
         "val/sequence_lengths": float(lengths.mean()),
         "val/sequence_lengths_min": float(lengths.min()),
         "val/sequence_lengths_max": float(lengths.max()),
     }
-    for name, chosen in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores == 0]}.items():
+    for name, chosen in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores <= 0]}.items():
         if chosen.size:
             metrics[f"val/sequence_lengths_{name}"] = float(chosen.mean())
             metrics[f"val/sequence_lengths_{name}_hist"] = histogram(chosen)
@@ -103,11 +130,11 @@ def step_metrics(
     """
     is_kept = set(map(id, kept))
     dropped = [group for group in groups if id(group) not in is_kept]
-    alike = [group.scores for group in dropped if group.has_zero_std]
-    num_zero = sum(1 for scores in alike if scores.max() == 0)
+    alike = [group.outcomes for group in dropped if group.has_zero_std]
+    num_zero = sum(1 for scores in alike if scores.max() <= 0)
     num_solved = sum(1 for scores in alike if scores.min() >= SOLVED)
-    scores_of_all = [group.scores for group in last_samples(groups)]
-    scores_of_kept = [group.scores for group in last_samples(kept)]
+    scores_of_all = [group.outcomes for group in last_samples(groups)]
+    scores_of_kept = [group.outcomes for group in last_samples(kept)]
     statistics = [group.result.token_statistics for group in groups]
     last_end = max(one.start_time + one.generation_time for one in statistics)
     unsolved = [scores for scores in scores_of_kept if not scores.max() >= SOLVED]

@@ -33,6 +33,7 @@ from open_instruct.rollouts.batch_producer import BatchProducer
 from open_instruct.rollouts.batch_progress import RolloutNews
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.evaluation_table import completions
+from open_instruct.rollouts.function_scoring import function_scoring
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.rollouts.prompt_feeder import TAKING_INVENTORY, PromptFeeder
 from open_instruct.rollouts.prompt_ledger import PromptLedger
@@ -130,6 +131,7 @@ class RolloutController:
             _verifier_pool(args, train_dataset, eval_dataset),
             looks_at_form=args.apply_r1_style_format_reward,
             rubrics=_evolving_rubrics(args),
+            functions=function_scoring(args, train_dataset, eval_dataset, lambda: flow.version),
         )
         self._evaluations = evaluations = Evaluations(args, threads, workflow, len(eval_dataset or ()))
         self._feeder = PromptFeeder(

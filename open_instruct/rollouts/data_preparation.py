@@ -9,7 +9,6 @@ import queue
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.batch_metrics import scoring_metrics
 from open_instruct.rollouts.failure_log import GenerationFailures, NothingAnswered
-from open_instruct.rollouts.result_scoring import ResultScoring
+from open_instruct.rollouts.result_scoring import PendingScores, ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import PromptFlow
@@ -27,7 +26,6 @@ from open_instruct.rollouts.teacher_scoring import TeacherScoring
 from open_instruct.rollouts.unscored_share import TooFewScored, UnscoredShare
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
-from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.base import Workflow
 
 if TYPE_CHECKING:
@@ -132,7 +130,7 @@ class DataPreparation:
                 self.being_scored[result.prompt_id] = result
                 self.num_samples += len(result.samples)
                 self.num_response_tokens += result.token_statistics.num_response_tokens
-        self.scoring.submit(result, lambda futures, score_s: self._scored(result, futures, score_s))
+        self.scoring.submit(result, lambda scores, score_s: self._scored(result, scores, score_s))
 
     def _is_waited_for(self, result: GenerationResult) -> bool:
         if (evaluation := self._evaluations.measured_by(result)) is not None:
@@ -154,16 +152,18 @@ class DataPreparation:
             self._threads.fail(error)
         self._threads.lock.notify_all()
 
-    def _scored(self, result: GenerationResult, futures: "list[Future[list[Scored]]]", score_s: float) -> None:
+    def _scored(self, result: GenerationResult, scores: PendingScores, score_s: float) -> None:
         """Called by the verifiers' threads. Evaluation results are added to their evaluation in this call, because
         `packing_thread` may be waiting for room in the message queue while the driver waits for the evaluation."""
         if self._threads.stopping.is_set():
             return
         try:
-            scored_by = [future.result() for future in futures]
+            scored_by, functions = scores.results()
             with self._threads.lock:
                 self._unscored.record(one for scored in scored_by for one in scored)
-            group = self.scoring.scored_group(result, scored_by, score_s)
+                if functions:
+                    self._unscored.record(self.scoring.scored_by_functions(result, functions))
+            group = self.scoring.scored_group(result, scored_by, score_s, functions=functions)
             if isinstance(group, UnscoredGroup):
                 self._leave_out(result, group)
             elif result.is_eval:

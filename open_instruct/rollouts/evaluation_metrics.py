@@ -38,8 +38,9 @@ def _pass_at(k: int, n: int, c: int) -> float:
 
 
 def is_right(group: ScoredGroup) -> np.ndarray:
-    """(G,) bool: the verifier's score or the environment's reward is at least 1 (up to rounding)."""
-    right = group.scores >= SOLVED
+    """(G,) bool: the verifier's score, the environment's reward, or where only reward functions score their weighted sum, is at
+    least 1 (up to rounding)."""
+    right = group.outcomes >= SOLVED
     return right | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else right
 
 

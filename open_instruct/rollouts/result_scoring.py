@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,43 @@ from open_instruct.algorithms.reward_shaping import is_well_formed
 from open_instruct.chat_codec import OMISSION, ChatCodec
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data_types import GenerationResult, Sample
+from open_instruct.rewards.pool import FunctionResult
 from open_instruct.rollouts.answer_prompts import prompt_before_answer
 from open_instruct.rollouts.failure_log import NOT_SCORED
+from open_instruct.rollouts.function_scoring import (
+    FunctionScoring,
+    function_rewards,
+    misses_of,
+    nothing_from,
+    scored_by_functions,
+    with_functions,
+)
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
-from open_instruct.scored_groups import Misses, Reading, ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
+from open_instruct.scored_groups import PASSTHROUGH, Misses, Reading, ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import verifier_tags, verifier_weight
 from open_instruct.verifiers.row_verifiers import checks_of_row, combined, is_rubric, names_of_verifiers
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.base import Workflow
+
+
+@dataclass(frozen=True)
+class PendingScores:
+    """The scores of a result, once `futures` are done."""
+
+    of_verifiers: list[Future[list[Scored]]]
+    of_functions: Future[list[FunctionResult]] | None = None
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        return [*self.of_verifiers, *([self.of_functions] if self.of_functions is not None else [])]
+
+    def results(self) -> tuple[list[list[Scored]], list[FunctionResult]]:
+        """For each verifier, and for each reward function, what it says of the judged samples."""
+        functions = self.of_functions.result() if self.of_functions is not None else []
+        return [future.result() for future in self.of_verifiers], functions
 
 
 class ResultScoring:
@@ -39,6 +65,7 @@ class ResultScoring:
         *,
         looks_at_form: bool = False,
         rubrics: EvolvingRubrics | None = None,
+        functions: FunctionScoring | None = None,
     ) -> None:
         self._requests = requests
         self._workflow = workflow
@@ -47,19 +74,30 @@ class ResultScoring:
         self._looks_at_form = looks_at_form
         self.rubrics = rubrics
         """Criteria that are found during the run; None if the run does not look for any."""
+        self._functions = functions
 
-    def submit(self, result: GenerationResult, done: "Callable[[list[Future[list[Scored]]], float], None]") -> None:
-        """Have the result verified. `done` is called in a thread of the verifiers, with the futures of all verifiers of the row
-        and the seconds that verification took."""
+    def submit(self, result: GenerationResult, done: "Callable[[PendingScores, float], None]") -> None:
+        """Have the result verified. `done` is called in a thread of the verifiers or of the reward functions, with the scores of
+        all of them and the seconds that scoring took."""
         row = self._row(result)
         token_ids, texts = self._answers(result.samples)
         queries = self._queries(result.samples, row.raw_query)
         started = time.perf_counter()
-        checks = checks_of_row(row.dataset, row.ground_truth)
+        checks = [] if self._only_functions(row.dataset) else checks_of_row(row.dataset, row.ground_truth)
         if self.rubrics is not None and not result.is_eval:
             checks = [(name, self.rubrics.label(truth) if is_rubric(name) else truth) for name, truth in checks]
         futures = [self.verifiers.submit(name, truth, token_ids, texts, queries) for name, truth in checks]
-        when_all_are_done(futures, lambda: done(futures, time.perf_counter() - started))
+        functions = None if self._functions is None else self._functions.submit(row, token_ids, texts)
+        scores = PendingScores(futures, functions)
+        when_all_are_done(scores.futures, lambda: done(scores, time.perf_counter() - started))
+
+    def _only_functions(self, dataset: str) -> bool:
+        """Whether only reward functions score rows with this `dataset`."""
+        return self._functions is not None and dataset.lower() == PASSTHROUGH
+
+    def scored_by_functions(self, result: GenerationResult, functions: Sequence[FunctionResult]) -> list[Scored]:
+        """For each judged sample 0, or why the reward functions leave it unscored."""
+        return scored_by_functions(functions, needs_one=self._only_functions(self._dataset_of(result)))
 
     def learn_rubrics(self, training_step: int, groups: Iterable[ScoredGroup]) -> dict[str, float]:
         """Have new criteria found from the responses that a step trains on, in parallel with training. Returns metrics of the
@@ -97,13 +135,20 @@ class ResultScoring:
         return self._answers(samples)[1]
 
     def close(self) -> None:
-        """End the verifiers and the search for criteria."""
+        """End the verifiers, the reward functions and the search for criteria."""
         self.verifiers.close()
+        if self._functions is not None:
+            self._functions.close()
         if self.rubrics is not None:
             self.rubrics.close()
 
     def scored_group(
-        self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], score_s: float
+        self,
+        result: GenerationResult,
+        scored_by: Sequence[Sequence[Scored]],
+        score_s: float,
+        *,
+        functions: Sequence[FunctionResult] = (),
     ) -> ScoredGroup | UnscoredGroup:
         """The rollout with its rewards, without unscored samples; an `UnscoredGroup` if too few samples were scored.
 
@@ -111,17 +156,25 @@ class ResultScoring:
         compared with. In an evaluation every response must be scored.
 
         Args:
-            scored_by: for each verifier of the row, its results for the judged samples.
+            scored_by: for each verifier of the row, its results for the judged samples; empty if only functions score.
+            functions: what each reward function says of the judged samples.
         """
         names, weights = self._names_and_weights(result)
+        specs = self._functions.specs if self._functions is not None else ()
+        misses = (*_misses(names, scored_by), *misses_of(specs, functions))
+        by_functions = [self.scored_by_functions(result, functions)] if functions else []
+        scored_by = scored_by or [[Scored(0.0)] * len(by_functions[0])]
         results = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
+        results = with_functions(results, by_functions[0]) if functions else results
         scores = iter(scored.score for scored in results)
         rewards = self._workflow.rewards(
             result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]
         )
         positions = _comparable(result, rewards)
-        num_failures = sum(any(map(_is_error, of_response)) for of_response in zip(*scored_by, strict=True))
-        cost, misses = sum(scored.cost for scored in results), _misses(names, scored_by)
+        num_failures = sum(
+            any(map(_is_error, of_response)) for of_response in zip(*scored_by, *by_functions, strict=True)
+        )
+        cost = sum(scored.cost for scored in results)
         without_reward = {position for position, reward in enumerate(rewards) if reward is None}
         num_not_scored = _num_responses(result, without_reward)
         if not positions or (result.is_eval and len(positions) < len(rewards)):
@@ -132,6 +185,8 @@ class ResultScoring:
         group = self.group(result, rewards_or_0, num_failures)
         group = replace(group, parts=_parts(names, weights, _of_conversations(result.samples, scored_by)))
         group = replace(group, readings=_readings(result.samples, scored_by))
+        if functions:
+            group = replace(group, functions=function_rewards(result.samples, specs, functions))
         if len(positions) < len(rewards):
             group = take(group, positions)
         return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost, misses=misses)
@@ -166,7 +221,9 @@ class ResultScoring:
         """The group of a result that an engine gave up, as an evaluation counts it: each verifier gives each response 0."""
         nothing = np.zeros(num_responses, dtype=np.float32)
         names, weights = self._names_and_weights(result)
-        return replace(self.group(result, nothing), parts=_parts(names, weights, [nothing] * len(names)))
+        functions = nothing_from(self._functions.specs, num_responses) if self._functions is not None else ()
+        parts = _parts(names, weights, [nothing] * len(names))
+        return replace(self.group(result, nothing), parts=parts, functions=functions)
 
     def _names_and_weights(self, result: GenerationResult) -> tuple[list[str], list[float]]:
         """The verifiers of the result's row, and their weights."""
@@ -216,7 +273,7 @@ def _misses(names: Sequence[str], scored_by: Sequence[Sequence[Scored]]) -> tupl
     """For each verifier, how many of the judged samples it did not score."""
     return tuple(
         Misses(name, sum(scored.score is None for scored in results), sum(map(_is_error, results)))
-        for name, results in zip(names, scored_by, strict=True)
+        for name, results in zip(names, scored_by, strict=bool(scored_by))
     )
 
 

@@ -55,7 +55,9 @@ class RolloutReports:
         }
 
     def highest_reward(self) -> float | None:
-        """The highest reward that a response can have; None if it differs between rows."""
+        """The highest reward that a response can have; None if it differs between rows, or has no bound."""
+        if self._args.reward_funcs:
+            return None
         datasets = self._requests.train.dataset_names
         weights = {sum(map(verifier_weight, names_of_verifiers(dataset))) for dataset in datasets}
         reward = self._args.verification_reward * next(iter(weights))

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics
-from open_instruct.scored_groups import Misses, ScorePart
+from open_instruct.scored_groups import FunctionRewards, Misses, ScorePart
 
 FORMAT_VERSION = 2
 FILE = "rollout_state.npz"
 TOKEN_ARRAYS = {"prompts": np.int32, "tokens": np.int32, "logprobs": np.float32, "masks": np.bool_}
 ARRAYS = *TOKEN_ARRAYS, "scores"
 PART_SCORES = "part_scores"
-"""States of earlier versions lack this array, and their groups lack `score_s`, `cost`, `parts`, `misses` and `left_out_as`."""
+"""States of earlier versions lack this array, and their groups lack `score_s`, `cost`, `parts`, `misses`,
+`functions` and `left_out_as`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class FinishedGroup:
     cost: float = 0.0
     parts: tuple[ScorePart, ...] = ()
     misses: tuple[Misses, ...] = ()
+    functions: tuple[FunctionRewards, ...] = ()
     left_out_as: str = ""
     well_formed: np.ndarray | None = None  # (G,) bool
     """Only of a group whose tokens are forgotten; of other groups it is computed from the tokens."""
@@ -120,6 +122,7 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "cost": group.cost,
         "parts": [{"name": part.name, "weight": part.weight} for part in group.parts],
         "misses": [asdict(one) for one in group.misses],
+        "functions": [_function_header(one) for one in group.functions],
         "left_out_as": group.left_out_as,
         "well_formed": group.well_formed.tolist() if group.left_out_as and group.well_formed is not None else None,
         "index": result.index,
@@ -129,6 +132,17 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "token_statistics": asdict(result.token_statistics),
         "notes": result.notes,
     }
+
+
+def _function_header(function: FunctionRewards) -> dict[str, Any]:
+    """The rewards of a function as JSON values, null where it scored nothing. What it gave to `log_extra` is not kept."""
+    rewards = [None if np.isnan(reward) else reward for reward in function.rewards.tolist()]
+    return {**asdict(function), "rewards": rewards, "extra": {}}
+
+
+def _numbers(rewards: Sequence[float | None]) -> np.ndarray:
+    """(G,) float64, NaN for None."""
+    return np.array(rewards, dtype=np.float64)
 
 
 class _Reader:
@@ -176,6 +190,7 @@ def _group(header: dict[str, Any], readers: Mapping[str, _Reader]) -> FinishedGr
         header.get("cost", 0.0),
         tuple(ScorePart(**part, scores=arrays[PART_SCORES].take(num_samples)) for part in header.get("parts", ())),
         tuple(Misses(**one) for one in header.get("misses", ())),
+        tuple(FunctionRewards(**one | {"rewards": _numbers(one["rewards"])}) for one in header.get("functions", ())),
         left_out_as,
         None if well_formed is None else np.array(well_formed, dtype=bool),
     )

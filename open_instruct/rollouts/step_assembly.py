@@ -131,7 +131,7 @@ class StepAssembly:
         """A message for the log, if no group can be trained on. `likely_causes.py` has the causes."""
         num_groups, num_masked = len(self.groups), self._num_masked
         if not num_masked:
-            scores = np.concatenate([group.scores for group in last_samples(self.groups)])
+            scores = np.concatenate([group.outcomes for group in last_samples(self.groups)])
             return (
                 f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
                 f"{scores.mean():.3g}), so there is nothing to train on yet, and more prompts are sampled."
@@ -179,7 +179,7 @@ class StepAssembly:
 
     def _shaped(self, rollout: ScoredGroup) -> ScoredGroup:
         """The rollout with the rewards that are trained on."""
-        if not self._shaping.is_on and not rollout.has_environment_rewards:
+        if not self._shaping.is_on and not rollout.has_added_rewards:
             return rollout
         shaped = self._shaping.apply(
             self._args.verification_reward * rollout.weighted_scores,
@@ -187,7 +187,7 @@ class StepAssembly:
             rollout.stopped,
             rollout.well_formed,
             rollout.is_judged,
-            rollout.environment_rewards,
+            rollout.added_rewards,
         )
         return replace(rollout, shaped_rewards=shaped[rollout.ends])
 
@@ -335,13 +335,13 @@ class StepAssembly:
 
 
 def pass_rate(rollout: ScoredGroup, args: GRPOConfig) -> float:
-    """The mean reward of a rollout, as a share of the highest reward that a response can have. Rewards of an environment have no
-    maximum; a rollout with such rewards has the share of right responses instead. A conversation counts once. If a rollout has
-    judged samples, only these count."""
+    """The mean reward of a rollout, as a share of the highest reward that a response can have. Rewards of environments and reward
+    functions have no maximum; a rollout with such rewards has the share of right responses instead. A conversation counts once.
+    If a rollout has judged samples, only these count."""
     (answers,) = last_samples([rollout])
     if judged := [position for position, sample in enumerate(answers.samples) if sample.is_judged]:
         answers = take(answers, judged)
-    if answers.has_environment_rewards:
+    if answers.has_added_rewards:
         return float(is_right(answers).mean())
     highest = args.reward_shaping.highest(args.verification_reward * rollout.reward_weight)
     return float(answers.rewards(args.verification_reward).mean()) / (highest or 1.0)

@@ -275,7 +275,7 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **run.components.activity.metrics(run.components.supervisor.serving),
         **status.as_metrics(),
     }
-    has_bound = "objective/environment_reward" not in row  # an environment may give any reward
+    has_bound = "objective/environment_reward" not in row and not run.args.reward_funcs  # these may give any reward
     run.log.step(row, highest_reward=status.highest_reward if has_bound else None)
     run.log.components(status)
     run.mismatch_watch.check(progress.training_step, row)

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 
+from open_instruct.scored_groups import PASSTHROUGH
 from open_instruct.system.counted import counted
 from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
@@ -16,8 +17,6 @@ from open_instruct.verifiers.labels import single_label, texts_of
 from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
 FLAN_MARK = "The answer is: "
-PASSTHROUGH = "passthrough"
-"""Name of the verifier that leaves rewards to the workflow."""
 FINISH, END_FINISH = "<finish>", "</finish>"
 FINISHED = (f"{FINISH}{{}}{END_FINISH}",)
 ALMOST = 0.1
@@ -135,7 +134,7 @@ class UpToMaxLengthVerifier(MaxLengthVerifier):
 
 
 class PassthroughVerifier(VerifierFunction):
-    """0 for each response, because the reward comes only from a workflow's environment."""
+    """0 for each response, because the reward comes only from a workflow's environment or from reward functions."""
 
     name = PASSTHROUGH
 

@@ -217,6 +217,9 @@ class Workflow(ABC):
     """The workflow's own options that `lengths` depends on. Messages about lengths name them."""
     greedy_responses_are_alike: ClassVar[bool] = False
     """Whether all responses to a prompt are alike at temperature 0. Environments, tools and programs may answer differently."""
+    adds_rewards: ClassVar[bool] = True
+    """Whether rewards in addition to the verifiers', such as those of reward functions, count for each response. False where the
+    rewards of some samples are made from the scores of others."""
     reward_options: ClassVar[Sequence[str]] = ()
     """Options with which rollouts bring rewards of their own. Messages about a run without any reward name them."""
     identity_options: ClassVar[Sequence[str] | None] = None

@@ -367,5 +367,5 @@ def test_each_response_of_a_group_has_its_own_prompt() -> None:
     with closing(VerifierPool(1, 20.0)) as pool:
         scoring = ResultScoring(requests, SingleTurn(None), TOKENIZER, pool)
         scores: Future[list[float | None]] = Future()
-        scoring.submit(result, lambda futures, _: scores.set_result([one.score for one in futures[0].result()]))
+        scoring.submit(result, lambda pending, _: scores.set_result([one.score for one in pending.results()[0][0]]))
         assert scores.result(60) == [0.0, 1.0]

@@ -46,6 +46,7 @@ class ReasoningCache(Workflow):
     """The samples are reasoning turns and, with `--rc_summary_reward`, summaries. The notes are the states that were reached."""
 
     prompts_are_of_the_data = False
+    adds_rewards = False
     greedy_responses_are_alike = True
     length_options = ("rc_max_summary_tokens",)
     identity_options = (

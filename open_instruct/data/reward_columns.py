@@ -1,0 +1,34 @@
+"""The columns of a row as reward functions get them."""
+
+import json
+from collections.abc import Mapping
+from datetime import date, time
+from decimal import Decimal
+from typing import Any
+
+from open_instruct.rewards.functions import PROMPT
+from open_instruct.verifiers.labels import number_as_text
+
+
+def reward_columns(values: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
+    """The columns of a row as JSON values, and as `prompt` the text or the messages that the model is given.
+
+    Decimals become numbers, dates texts. Columns with other values that JSON does not have, such as images, are left out.
+    """
+    columns = {}
+    for name, value in values.items():
+        try:
+            columns[name] = json.loads(json.dumps(value, default=_as_json))
+        except (TypeError, ValueError, RecursionError):
+            continue
+    return {**columns, PROMPT: prompt}
+
+
+def _as_json(value: object) -> Any:
+    """A value that JSON does not have, as one that it has. Raises `TypeError` if there is none."""
+    if isinstance(value, Decimal) and value.is_finite():
+        digits = number_as_text(value)
+        return float(digits) if "." in digits else int(digits)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,1 @@
+"""Reward functions as TRL's GRPOTrainer takes them: `f(prompts, completions, **columns) -> list[float | None]`."""

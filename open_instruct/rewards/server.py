@@ -1,0 +1,176 @@
+"""The process of one reward function. It loads the function, says what it needs, and answers calls until its input ends.
+
+    stdin   one start message, then calls      stdout   a description, then answers      what the function prints goes to stderr
+
+Calls of an `async` function run side by side; those of another function one after another. In the jail (`system/sandbox.py`) the
+process can only compute.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from open_instruct.rewards.functions import (
+    RewardCall,
+    RewardFunction,
+    RewardFunctionError,
+    arguments_of,
+    describe,
+    load,
+    numbers_of,
+)
+from open_instruct.rewards.wire import HEAD, packed, unpacked
+from open_instruct.system.sandbox import (
+    GIB,
+    Jail,
+    be_killed_first,
+    die_with_parent,
+    limit_resources,
+    python_files,
+    restrict_calls,
+    restrict_files,
+)
+
+LONGEST_ERROR = 500
+"""Characters of an error's text."""
+JAIL_BYTES = 4 * GIB
+
+
+def main() -> None:
+    """Run the process."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what the function prints must not come between the answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    start = unpacked(_read_message() or b"{}")
+    die_with_parent(start["parent"])
+    target, is_jailed = start["target"], start["is_jailed"]
+    try:
+        function = load(target)
+        description = describe(function, target)
+    except RewardFunctionError as error:
+        _write(answers, {"error": str(error)[:LONGEST_ERROR]})
+        return
+    if is_jailed:
+        _go_to_jail(target, cpu_s=start["cpu_s"])
+    _write(answers, {"needed": description.needed, "is_async": description.is_async})
+    if description.is_async:
+        asyncio.run(_answer_side_by_side(function, answers, start["timeout_s"]))
+    else:
+        while message := _read_message():
+            _write(answers, _answer(function, unpacked(message)))
+
+
+def _go_to_jail(target: str, *, cpu_s: int) -> None:
+    """From now on the process can only compute, and read Python's installation and the folder of the function's file."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    file = target.partition(":")[0]
+    beside = [str(Path(file).resolve().parent)] if file.endswith(".py") else []
+    jail = Jail(readable=(*python_files(["open_instruct"]), *beside), memory_bytes=JAIL_BYTES, cpu_s=cpu_s)
+    be_killed_first()
+    limit_resources(jail)
+    restrict_files(jail)
+    restrict_calls(jail)
+
+
+def _answer(function: RewardFunction, message: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a call: the rewards and what the function has logged, or why there are none."""
+    logged = _Logged()
+    call = RewardCall(**message["call"])
+    began = time.perf_counter()
+    try:
+        returned = function(**arguments_of(function, call, log_extra=logged.extra, log_metric=logged.metric))
+        rewards = numbers_of(returned, len(call.texts))
+    except Exception as error:  # a user's function may raise anything, and only this group is not scored then
+        return {"number": message["number"], "error": in_words(error)}
+    return {"number": message["number"], "rewards": rewards, "seconds": time.perf_counter() - began, **logged.as_json()}
+
+
+async def _answer_async(function: RewardFunction, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    logged = _Logged()
+    call = RewardCall(**message["call"])
+    began, limit = time.perf_counter(), asyncio.timeout(timeout_s)
+    try:
+        arguments = arguments_of(function, call, log_extra=logged.extra, log_metric=logged.metric)
+        async with limit:
+            rewards = numbers_of(await function(**arguments), len(call.texts))
+    except Exception as error:  # as above
+        is_late = isinstance(error, TimeoutError) and limit.expired()
+        return {"number": message["number"], "error": "timeout" if is_late else in_words(error)}
+    return {"number": message["number"], "rewards": rewards, "seconds": time.perf_counter() - began, **logged.as_json()}
+
+
+async def _answer_side_by_side(function: RewardFunction, answers: int, timeout_s: float) -> None:
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
+    calls: set[asyncio.Task[None]] = set()
+
+    async def answer(message: dict[str, Any]) -> None:
+        _write(answers, await _answer_async(function, message, timeout_s))
+
+    with suppress(asyncio.IncompleteReadError):
+        while True:
+            (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
+            call = loop.create_task(answer(unpacked(await reader.readexactly(size))))
+            calls.add(call)
+            call.add_done_callback(calls.discard)
+
+
+class _Logged:
+    """What a function logs during one call."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, float] = {}
+        self._extra: dict[str, list[str]] = {}
+
+    def metric(self, name: str, value: float) -> None:
+        self._metrics["_".join(str(name).split())] = float(value)
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        self._extra[str(column)] = [str(value) for value in values]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"metrics": self._metrics, "extra": self._extra}
+
+
+def in_words(error: Exception) -> str:
+    """The last line of the error's traceback, and the place in the user's code where it happened."""
+    lines = traceback.format_exception_only(error)[-1].strip()
+    ours = str(Path(__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    place = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return lines[:LONGEST_ERROR] + place
+
+
+def _read_message() -> bytes | None:
+    """The next message; None at the end of the input."""
+    head = _read(HEAD.size)
+    return _read(*HEAD.unpack(head)) if head else None
+
+
+def _read(size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        part = os.read(0, min(size - len(data), 2**20))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+def _write(descriptor: int, message: dict[str, Any]) -> None:
+    data = memoryview(packed(message))
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+if __name__ == "__main__":
+    main()
