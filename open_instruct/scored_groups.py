@@ -206,6 +206,16 @@ class UnscoredGroup:
     """The result without its samples."""
 
 
+def said_by_functions(group: ScoredGroup, position: int) -> dict[str, str]:
+    """For people: what the reward functions gave to a sample, and what they logged of it, by column. Empty without any."""
+    if not group.functions:
+        return {}
+    given = [(one.name, one.rewards[position]) for one in group.functions]
+    rewards = ", ".join(f"{name} {'not scored' if np.isnan(reward) else f'{reward:.4g}'}" for name, reward in given)
+    logged = {column: values[position] for one in group.functions for column, values in one.extra.items()}
+    return {**logged, "rewards": rewards}
+
+
 def are_alike(rewards: np.ndarray) -> bool:
     """Whether rewards are the same up to rounding: a millionth of the largest of them, or of 1 if all are smaller.
 

@@ -45,7 +45,9 @@ BATCH = _is(
 )
 DATA = _is("dataset_mixer_list", note="a name and an amount, such as train.jsonl 1.0")
 EVAL_DATA = _is("dataset_mixer_eval_list", note="a name and an amount, such as test.jsonl 1.0")
-REWARDS = _is_one_of("reward_funcs", "verifier_modules", note="a file of functions or of verifiers: docs/guides/verifiers.md")
+REWARDS = _is_one_of(
+    "reward_funcs", "verifier_modules", note="a file of functions or of verifiers: docs/guides/verifiers.md"
+)
 MEMORY = _is("per_device_train_batch_size", "pack_length", note="rows of pack_length tokens in one pass")
 RHO = _is("use_rho_correction", "rho_level", "rho_clamp_upper_bound")
 TRACKING = _is("with_tracking", note="metrics go to wandb; metrics.jsonl has them always")

@@ -19,10 +19,17 @@ logger = logging.getLogger(__name__)
 class Accuracy:
     """The result of an evaluation."""
 
-    share: float
-    """Share of right answers, 0 to 1."""
+    share: float | None
+    """Share of right answers, 0 to 1; None if only reward functions score, which do not say what is right."""
     step: int
     """The training step after which the weights were evaluated."""
+    reward: float | None = None
+    """Mean reward; None: not known."""
+
+    def __str__(self) -> str:
+        if self.share is None:
+            return "not measured" if self.reward is None else f"reward {self.reward:.3f}"
+        return f"{self.share:.0%}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Progress:
     def __str__(self) -> str:
         highest = "" if self.highest_reward is None else f" of {self.highest_reward:g}"
         last = self.evaluation
-        accuracy = "" if last is None else f"  eval {last.share:.0%} (step {last.step})"
+        accuracy = "" if last is None else f"  eval {last} (step {last.step})"
         return (
             f"reward {self.reward:.3f}{highest}  {self.tokens_per_second:,.0f} tok/s  "
             f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{accuracy}"

@@ -104,10 +104,18 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("objective/<verifier>_not_scored", "responses of the same groups that this verifier did not score"),
         Metric("objective/<verifier>_failures", "of these those for which it raised an error"),
         Metric("objective/environment_reward", "what environments gave beside the verifier, mean over the responses"),
+        Metric(
+            "rewards/<function>/<mean|std>",
+            "of the rewards that a function of `--reward_funcs` gave, without its weight, over the responses that it scored",
+        ),
+        Metric("rewards/<function>/time", "seconds that it computed for the responses to one prompt, mean"),
+        Metric("rewards/<function>/not_scored", "responses for which it gave None or no number, of the same groups"),
+        Metric("rewards/<function>/failures", "of these those for which it raised an error, or was ended"),
+        Metric("rewards/<function>/logged/<…>", "what it gave to `log_metric`, mean over the groups"),
         Metric("objective/verifier_cost", "US dollars that scoring the same groups cost, where it cost something"),
         Metric("unscored_groups", "groups of which too few responses were scored, in this process so far"),
         Metric(
-            "all_groups/<scores|objective/…|val/…>",
+            "all_groups/<scores|objective/…|rewards/…|val/…>",
             "the same over all groups that the step took, also those that it left out. Groups that no step took are in no mean: "
             "their generation failed, too few of their responses were scored, or they were too old",
         ),
@@ -227,7 +235,10 @@ SECTIONS: dict[str, list[Metric]] = {
     ],
     "Evaluation": [
         Metric("eval/scores", "mean reward"),
-        Metric("eval/pass_at_1", "share of responses whose score, or whose environment's reward, is 1 or more"),
+        Metric(
+            "eval/pass_at_1",
+            "share of responses whose score, or whose environment's reward, is 1 or more; not where only functions score",
+        ),
         Metric("eval/pass_at_<k>", "with k responses a prompt: share of prompts with a right one (`--eval_pass_at_k`)"),
         Metric("eval/pass_at_<k>_unbiased", "estimate of the same from all responses"),
         Metric("eval/objective/<metric>", "as in training"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.report.isolation import Isolation
-from open_instruct.report.metrics_file import ACCURACY_KEY, STEP_KEY, read_metrics
+from open_instruct.report.metrics_file import ACCURACY_KEY, EVAL_REWARD_KEY, STEP_KEY, read_metrics
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -49,15 +49,17 @@ def _as_percentages(axes: "matplotlib.axes.Axes") -> None:
 
 
 def plot_reward_curve(metrics_path: str | Path, png_path: str | Path) -> Path | None:
-    """Draw training reward over steps, and eval accuracy at the steps where it was measured, into `png_path`.
+    """Draw training reward over steps, and eval accuracy at the steps where it was measured, into `png_path`. Where only reward
+    functions score, the reward of evaluations stands in for the accuracy.
 
     Returns the path, or None if there is nothing to draw or drawing failed; a failure is logged as a warning.
     """
     with Isolation("the reward curve"):
         rows = list(read_metrics(metrics_path))
         rewards, accuracies = _series(rows, REWARD_KEY), _series(rows, ACCURACY_KEY)
-        if rewards or accuracies:
-            _draw_curves(rewards, accuracies, _earlier_cycles(rows), Path(png_path))
+        of_evaluations = [] if accuracies else _series(rows, EVAL_REWARD_KEY)
+        if rewards or accuracies or of_evaluations:
+            _draw_curves(rewards, accuracies, _earlier_cycles(rows), Path(png_path), of_evaluations)
             return Path(png_path)
     return None
 
@@ -77,11 +79,15 @@ def _draw_curves(
     accuracies: list[tuple[int, float]],
     earlier_cycles: dict[int, list[tuple[int, float]]],
     path: Path,
+    of_evaluations: list[tuple[int, float]],
 ) -> None:
     with picture(path) as (figure, axes):
         axes.set_xlabel("training step")
         if rewards:
             _draw_rewards(axes, rewards)
+        if of_evaluations:
+            axes.plot(*zip(*of_evaluations, strict=True), color="#ea580c", marker="o", label="eval reward")
+            axes.autoscale(axis="y")
         if accuracies:
             beside = axes.twinx() if rewards else axes
             _draw_accuracies(beside, accuracies)

@@ -19,6 +19,7 @@ from open_instruct.report.log_files import setup_logging
 from open_instruct.report.metrics_file import (
     ACCURACY_KEY,
     COMPLETIONS,
+    EVAL_REWARD_KEY,
     STEP_KEY,
     MetricsWriter,
     read_metrics,
@@ -190,8 +191,11 @@ class RunLog:
             with self._isolation:
                 write_lines(self._output_dir / COMPLETIONS_DIRECTORY / f"step_{version:06d}.jsonl", rows)
             self._tracker.log_table(COMPLETIONS, rows, version)
-        self._last_evaluation = Accuracy(metrics[ACCURACY_KEY], version)
-        logger.info("evaluation after step %d: %.1f%% right", version, 100 * metrics[ACCURACY_KEY])
+        self._last_evaluation = _accuracy(metrics, version)
+        if (share := self._last_evaluation.share) is not None:
+            logger.info("evaluation after step %d: %.1f%% right", version, 100 * share)
+        else:
+            logger.info("evaluation after step %d: %s", version, self._last_evaluation)
         row = self._writer.last_row() or {}
         alerts_of_step = row.get(ALERTS, {}) if row.get(STEP_KEY) == version else {}
         metrics |= self._alerts(metrics, version, alerts_of_step)
@@ -208,12 +212,12 @@ class RunLog:
             logger.warning("alert at step %d: %s", training_step, alert)
         return {ALERTS: {**(earlier or {}), **raised}} if raised else {}
 
-    def accuracy_at(self, training_step: int) -> float | None:
-        """Accuracy of the evaluation of that step, if an earlier process has written it. From now on the live line shows it."""
+    def accuracy_at(self, training_step: int) -> Accuracy | None:
+        """The evaluation of that step, if an earlier process has written it. From now on the live line shows it."""
         for row in read_metrics(self._output_dir / METRICS_FILE):
-            if row[STEP_KEY] == training_step and ACCURACY_KEY in row:
-                self._last_evaluation = Accuracy(row[ACCURACY_KEY], training_step)
-                return self._last_evaluation.share
+            if row[STEP_KEY] == training_step and (ACCURACY_KEY in row or EVAL_REWARD_KEY in row):
+                self._last_evaluation = _accuracy(row, training_step)
+                return self._last_evaluation
         return None
 
     def ended(self, summary: RunSummary, *, exit_code: int) -> RunSummary:
@@ -259,3 +263,7 @@ class RunLog:
         self._tracker.finish(self._exit_code)
         self._writer.close()
         self._prompts.close()
+
+
+def _accuracy(metrics: Mapping[str, Any], training_step: int) -> Accuracy:
+    return Accuracy(metrics.get(ACCURACY_KEY), training_step, metrics.get(EVAL_REWARD_KEY))

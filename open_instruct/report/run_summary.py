@@ -32,7 +32,8 @@ class RunSummary:
     """Content of `summary.json` and of the table at the end of a run."""
 
     eval_accuracy_before: float | None
-    """Accuracy of the evaluation before the first step (`--eval_on_step_0`), 0 to 1; None if there was none."""
+    """Accuracy of the evaluation before the first step (`--eval_on_step_0`), 0 to 1; None if there was none, or if only reward
+    functions score."""
     eval_accuracy_after: float | None
     """Accuracy of the last evaluation, 0 to 1; None if there was none."""
     training_steps: int
@@ -43,6 +44,10 @@ class RunSummary:
     prompts: PromptCounts
     checkpoint: str | None
     plot: str | None
+    eval_reward_before: float | None = None
+    """Mean reward of the evaluation before the first step; None if there was none."""
+    eval_reward_after: float | None = None
+    """Mean reward of the last evaluation; None if there was none."""
 
 
 def write_summary(path: str | Path, summary: "RunSummary | Mapping[str, Any]") -> None:
@@ -83,6 +88,7 @@ def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(prompts.dropped.items()) if count)
     dropped = f"{sum(prompts.dropped.values()):,}" + (f"  ({reasons})" if reasons else "")
     return [
+        *(_reward_rows(summary) if before is after is None else []),
         ("eval accuracy before", _format_share(before)),
         ("eval accuracy after", _format_share(after) + gain),
         ("training steps", f"{summary.training_steps:,}"),
@@ -95,6 +101,12 @@ def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("checkpoint", summary.checkpoint or "none"),
         ("plot", summary.plot or "none"),
     ]
+
+
+def _reward_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    """The evaluations of a run in which only reward functions score."""
+    rewards = {"eval reward before": summary.eval_reward_before, "eval reward after": summary.eval_reward_after}
+    return [(name, f"{reward:.3f}") for name, reward in rewards.items() if reward is not None]
 
 
 def _format_share(share: float | None) -> str:

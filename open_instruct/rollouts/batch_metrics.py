@@ -103,14 +103,16 @@ def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Lengths of the responses in tokens; empty if there are no responses."""
     if not groups:
         return {}
-    scores = np.concatenate([group.outcomes for group in groups])
+    scores = np.concatenate(
+        [group.scores if group.by_verifier else np.full(len(group.scores), np.nan) for group in groups]
+    )
     lengths = np.array([len(sample.response_ids) for group in groups for sample in group.samples])
     metrics: dict[str, Any] = {
         "val/sequence_lengths": float(lengths.mean()),
         "val/sequence_lengths_min": float(lengths.min()),
         "val/sequence_lengths_max": float(lengths.max()),
     }
-    for name, chosen in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores <= 0]}.items():
+    for name, chosen in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores == 0]}.items():
         if chosen.size:
             metrics[f"val/sequence_lengths_{name}"] = float(chosen.mean())
             metrics[f"val/sequence_lengths_{name}_hist"] = histogram(chosen)
@@ -133,12 +135,8 @@ def step_metrics(
     alike = [group.outcomes for group in dropped if group.has_zero_std]
     num_zero = sum(1 for scores in alike if scores.max() <= 0)
     num_solved = sum(1 for scores in alike if scores.min() >= SOLVED)
-    scores_of_all = [group.outcomes for group in last_samples(groups)]
-    scores_of_kept = [group.outcomes for group in last_samples(kept)]
     statistics = [group.result.token_statistics for group in groups]
     last_end = max(one.start_time + one.generation_time for one in statistics)
-    unsolved = [scores for scores in scores_of_kept if not scores.max() >= SOLVED]
-    solved_shares = [float(scores.mean()) for scores in scores_of_kept]
     num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in kept)
     return {
         "batch/total_prompts": len(kept),
@@ -147,19 +145,31 @@ def step_metrics(
         "batch/filtered_prompts_solved": num_solved,
         "batch/filtered_prompts_nonzero": len(alike) - num_zero - num_solved,
         "batch/filtered_prompts_pct": len(dropped) / len(groups),
-        "batch/percent_solved_mean": float(np.mean(solved_shares)),
-        "batch/percent_solved_hist": histogram(solved_shares),
-        "batch/unsolved_groups_ratio": len(unsolved) / len(kept),
         "all_groups/total_prompts": len(groups),
-        "all_groups/percent_solved_mean": float(np.mean([(scores >= SOLVED).mean() for scores in scores_of_all])),
         "real_batch_size_ratio": len(kept) / num_prompts,
-        "unsolved_batch_size_ratio": float(np.mean(np.concatenate(scores_of_kept) < SOLVED)),
-        "val/solve_rate_hist": histogram(solved_shares),
         "val/total_reward_groups": len(kept),
         "val/num_step_tokens": num_response_tokens + sum(map(_num_prompt_tokens, kept)),
         "val/num_step_response_tokens": num_response_tokens,
         "time/generation": last_end - min(one.start_time for one in statistics),
+        **_solved_metrics(last_samples(groups), last_samples(kept)),
         **_size_metrics(kept),
+    }
+
+
+def _solved_metrics(groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup]) -> dict[str, Any]:
+    """How much of the groups is solved; empty if only reward functions score, which do not say what is right."""
+    if not all(group.by_verifier for group in groups):
+        return {}
+    scores_of_kept = [group.scores for group in kept]
+    unsolved = [scores for scores in scores_of_kept if not scores.max() >= SOLVED]
+    solved_shares = [float(scores.mean()) for scores in scores_of_kept]
+    return {
+        "batch/percent_solved_mean": float(np.mean(solved_shares)),
+        "batch/percent_solved_hist": histogram(solved_shares),
+        "batch/unsolved_groups_ratio": len(unsolved) / len(kept),
+        "all_groups/percent_solved_mean": float(np.mean([(group.scores >= SOLVED).mean() for group in groups])),
+        "unsolved_batch_size_ratio": float(np.mean(np.concatenate(scores_of_kept) < SOLVED)),
+        "val/solve_rate_hist": histogram(solved_shares),
     }
 
 

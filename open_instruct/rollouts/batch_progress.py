@@ -34,7 +34,7 @@ class Returned:
     def with_group(self, group: ScoredGroup) -> "Returned":
         """The counts with a further group."""
         (answers,) = last_samples([group])
-        scores = answers.scores
+        scores = answers.outcomes
         return Returned(
             self.num_all_wrong + bool(len(scores) and scores.max() <= 0),
             self.num_all_right + bool(len(scores) and scores.min() >= RIGHT),

@@ -47,7 +47,8 @@ def is_right(group: ScoredGroup) -> np.ndarray:
 def evaluation_metrics(
     groups: Sequence[ScoredGroup], *, verification_reward: float, rollouts: Sequence[ScoredGroup] | None = None
 ) -> dict[str, Any]:
-    """`eval/*` over all prompts of one evaluation. `eval/scores` is the mean reward, `eval/pass_at_1` the share of right answers.
+    """`eval/*` over all prompts of one evaluation. `eval/scores` is the mean reward, `eval/pass_at_1` the share of right answers,
+    which is not known where only reward functions score.
 
     Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
     evaluations would cover different prompts, and the evaluation with the shorter time limit would look better. Where `groups`
@@ -56,7 +57,8 @@ def evaluation_metrics(
     rollouts = groups if rollouts is None else rollouts
     metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(rollouts)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
-    renamed |= pass_at_k_metrics([is_right(group) for group in groups])
+    if all(group.by_verifier for group in groups):  # reward functions do not say what is right
+        renamed |= pass_at_k_metrics([is_right(group) for group in groups])
     renamed["eval/num_given_up"] = sum(not group.samples for group in groups)
     return renamed | _speed(rollouts)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import ScoredGroup, said_by_functions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,7 +18,7 @@ def completions(
 
     The columns `prompt`, `response`, `scores` and `ground_truth` are those of open-instruct's table. `row` identifies a prompt,
     because it is the place in the user's data. `source` is the file or data set that the row comes from, and `sample` counts the
-    responses to a prompt from 0.
+    responses to a prompt from 0. `rewards` are those of reward functions; what they gave to `log_extra` is in further columns.
     """
     limit = args.eval_completions
     chosen = [group for group in groups if group.samples][: None if limit < 0 else limit]
@@ -35,6 +35,7 @@ def completions(
             "dataset": group.dataset,
             "finish_reason": sample.finish_reason,
             "num_tokens": len(sample.response_ids),
+            **said_by_functions(group, number),
         }
         for group in chosen
         for number, (sample, reward) in enumerate(

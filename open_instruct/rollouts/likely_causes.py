@@ -55,9 +55,10 @@ def scores_in_words(rollouts: Sequence[ScoredGroup]) -> str:
     above: defaultdict[str, int] = defaultdict(int)
     together: defaultdict[str, int] = defaultdict(int)
     for group in last_samples([rollout for rollout in rollouts if rollout.samples]):
-        for part in group.by_verifier:
-            above[part.name] += int((part.scores > 0).sum())
-            together[part.name] += len(part.scores)
+        scores_by = {part.name: part.scores for part in group.by_verifier}
+        for name, scores in (scores_by | {one.name: one.rewards for one in group.functions}).items():
+            above[name] += int((scores > 0).sum())
+            together[name] += len(scores)
     shares = ", ".join(
         f"{above[name]:,} of {counted(number, 'response')} scored above 0 by {name}"
         for name, number in together.items()
@@ -77,7 +78,7 @@ def responses_of(rollouts: Sequence[ScoredGroup], texts: Texts) -> list[Response
                 responses.append(
                     Response(
                         sample,
-                        float(group.scores[position]),
+                        float(group.outcomes[position]),
                         texts.of_verifiers([sample])[0],
                         texts.whole(sample.answer_ids.tolist()),
                         answers,
@@ -92,6 +93,8 @@ def likely_causes(rollouts: Sequence[ScoredGroup], texts: Texts) -> str:
     responses = responses_of(rollouts, texts)
     if not responses:
         return ""
+    if not any(group.by_verifier for group in rollouts):  # reward functions do not say what is right
+        return " ".join(_causes_of_equal_scores(rollouts, responses))
     if all(response.score >= SOLVED for response in responses):
         return "Every response is right, so these prompts teach nothing any more: take harder data."
     if any(response.score > 0 for response in responses):

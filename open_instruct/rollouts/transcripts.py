@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from open_instruct.data_types import Sample, TrainingSample
-from open_instruct.scored_groups import Reading, ScoredGroup
+from open_instruct.scored_groups import FunctionRewards, Reading, ScoredGroup
 from open_instruct.storage.atomic_file import write_atomically
 
 Decode = Callable[[list[int]], str]
@@ -71,12 +71,20 @@ def stretches(sample: Sample, mask: np.ndarray | None) -> Iterator[tuple[str, np
 
 
 def verdicts(group: ScoredGroup, position: int) -> list[str]:
-    """What each verifier says of a sample: `gsm8k: score 0, read 45`. Empty for a sample that no verifier sees, and after a
-    resume."""
+    """What each verifier and each reward function says of a sample: `gsm8k: score 0, read 45`, `short: reward -0.6`. Empty for a
+    sample that none sees; of verifiers also after a resume."""
     if not group.samples[position].is_judged:
         return []
     scored = zip(group.by_verifier, group.readings, strict=False)
-    return [_verdict(part.name, part.scores[position], readings[position]) for part, readings in scored]
+    of_verifiers = [_verdict(part.name, part.scores[position], readings[position]) for part, readings in scored]
+    return of_verifiers + [_of_function(function, position) for function in group.functions]
+
+
+def _of_function(function: FunctionRewards, position: int) -> str:
+    reward = function.rewards[position]
+    logged = [f"{column} {values[position]}" for column, values in function.extra.items()]
+    parts = ["not scored" if np.isnan(reward) else f"reward {reward:.4g}", *logged]
+    return f"{function.name}: {', '.join(parts)}"
 
 
 def _verdict(name: str, score: float, reading: Reading) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from open_instruct.report.metrics_file import ACCURACY_KEY
+from open_instruct.report.metrics_file import ACCURACY_KEY, EVAL_REWARD_KEY
 from open_instruct.run.wiring import Run
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def evaluation_is_missing(run: Run, *, was_under_way: bool) -> bool:
         return False
     accuracy = run.log.accuracy_at(run.progress.training_step)
     if accuracy is not None:
-        run.progress.eval_accuracy_after = accuracy
+        run.progress.eval_accuracy_after, run.progress.eval_reward_after = accuracy.share, accuracy.reward
     return accuracy is None
 
 
@@ -106,14 +106,14 @@ def take_complete_evaluation(run: Run, wait: ControlWait) -> None:
 def _take_evaluation(run: Run, version: int, wait: ControlWait) -> None:
     """Report the evaluation that has ended."""
     metrics = wait(run.components.rollouts.controller.take_evaluation.remote(), what="the evaluation's metrics")
-    if ACCURACY_KEY not in metrics:
+    if not {ACCURACY_KEY, EVAL_REWARD_KEY} & metrics.keys():
         logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", version)
         run.evaluation_of = None
         return
-    accuracy = metrics[ACCURACY_KEY]
+    accuracy, reward = metrics.get(ACCURACY_KEY), metrics.get(EVAL_REWARD_KEY)
     if version == 0:
-        run.progress.eval_accuracy_before = accuracy
-    run.progress.eval_accuracy_after = accuracy
+        run.progress.eval_accuracy_before, run.progress.eval_reward_before = accuracy, reward
+    run.progress.eval_accuracy_after, run.progress.eval_reward_after = accuracy, reward
     run.log.evaluation(version, metrics)
     run.evaluation_of = None
 

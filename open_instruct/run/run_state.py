@@ -32,6 +32,8 @@ class Progress:
     wall_seconds: Number = 0.0
     eval_accuracy_before: Number | None = None
     eval_accuracy_after: Number | None = None
+    eval_reward_before: Number | None = None
+    eval_reward_after: Number | None = None
 
 
 class _Shape(BaseModel):

@@ -326,6 +326,8 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
     return RunSummary(
         eval_accuracy_before=progress.eval_accuracy_before,
         eval_accuracy_after=progress.eval_accuracy_after,
+        eval_reward_before=progress.eval_reward_before,
+        eval_reward_after=progress.eval_reward_after,
         training_steps=progress.training_step,
         wall_seconds=progress.wall_seconds,
         tokens_per_second=progress.num_total_tokens / progress.wall_seconds if progress.wall_seconds else 0.0,

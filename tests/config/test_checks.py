@@ -509,6 +509,7 @@ def test_every_number_has_limits() -> None:
         "loss_denominator",
         "kl_denominator",
         "llm_judge_price_per_million_tokens",
+        "reward_weights",
     }
     assert set(limits_of(GRPOConfig)) == numbers - checked_elsewhere
 

@@ -1,0 +1,128 @@
+"""How rewards of functions join the scores of verifiers: sums, what is not scored, metrics, saved states."""
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import make_args
+from group_fakes import make_result
+
+from open_instruct.config.verifier_options import RewardFunctionSpec
+from open_instruct.data_types import TokenStatistics
+from open_instruct.rewards.pool import FunctionResult
+from open_instruct.rollouts.batch_metrics import response_metrics, scoring_metrics
+from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
+from open_instruct.rollouts.function_scoring import NO_REWARD
+from open_instruct.rollouts.result_scoring import ResultScoring
+from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
+from open_instruct.scored_groups import FunctionRewards, ScoredGroup, UnscoredGroup, said_by_functions, take
+from open_instruct.verifiers.scoring_processes import Scored
+from open_instruct.workflows.single_turn import SingleTurn
+
+SPECS = (RewardFunctionSpec("a.py:right"), RewardFunctionSpec("a.py:short", 0.5))
+FAILED = FunctionResult([None] * 3, "error: short: KeyError: 'x'")
+
+
+def scored(dataset: str, functions: list[FunctionResult], *verified: list[Scored], is_eval: bool = False) -> Any:
+    """The group of three responses."""
+    result = make_result(
+        responses=[np.array([1], np.int32)] * 3,
+        logprobs=[np.zeros(1, np.float32)] * 3,
+        finish_reasons=["stop"] * 3,
+        version_spans=[[(1, 1)]] * 3,
+        index=0,
+        prompt_id="train-0",
+        issue_version=1,
+        engine_id=0,
+        token_statistics=TokenStatistics(1, 3, 1.0, 0.0),
+        marker="EVAL" if is_eval else "TRAIN",
+    )
+    row = SimpleNamespace(dataset_of=lambda _: dataset)
+    asked: Any = SimpleNamespace(specs=SPECS)
+    requests: Any = SimpleNamespace(train=row, held_out=row)
+    tokenizer: Any = SimpleNamespace(all_special_tokens=[])
+    scoring = ResultScoring(requests, SingleTurn(None), tokenizer, SimpleNamespace(), functions=asked)  # type: ignore[arg-type]
+    return scoring.scored_group(result, list(verified), 0.0, functions=functions)
+
+
+def test_rewards_of_functions_are_summed_by_weight_and_none_adds_nothing() -> None:
+    group = scored("passthrough", [FunctionResult([2.0, -1.0, None]), FunctionResult([10.0, None, 4.0])])
+    assert group.rewards(verification_reward=10.0).tolist() == [7.0, -1.0, 2.0]
+    assert np.isnan(group.functions[0].rewards[2])
+    assert group.by_verifier == ()
+    assert take(group, [2]).functions[1].rewards.tolist() == [4.0]
+
+
+def test_a_response_that_no_function_scores_is_left_out() -> None:
+    group = scored("passthrough", [FunctionResult([2.0, None, 1.0]), FunctionResult([None] * 3)])
+    assert group.rewards(10.0).tolist() == [2.0, 1.0]
+    assert group.num_not_scored == 1
+    nothing = scored("passthrough", [FunctionResult([None] * 3)] * 2)
+    assert isinstance(nothing, UnscoredGroup)
+    assert NO_REWARD in nothing.cause
+
+
+def test_a_function_that_fails_leaves_its_group_unscored() -> None:
+    group = scored("passthrough", [FunctionResult([1.0] * 3), FAILED])
+    assert isinstance(group, UnscoredGroup)
+    assert FAILED.failure in group.cause
+    assert group.num_failures == 3
+    counts = scoring_metrics([group])
+    assert (counts["rewards/short/failures"], counts["rewards/right/failures"]) == (3.0, 0.0)
+
+
+def test_functions_add_to_a_verifier_and_none_leaves_its_score() -> None:
+    scores = [Scored(1.0), Scored(0.0), Scored(0.5)]
+    group = scored("gsm8k", [FunctionResult([None] * 3), FunctionResult([-1.0, None, 2.0])], scores)
+    assert group.rewards(verification_reward=10.0).tolist() == [9.5, 0.0, 6.0]
+    assert group.outcomes.tolist() == [1.0, 0.0, 0.5]
+    assert isinstance(scored("gsm8k", [FunctionResult([1.0] * 3), FAILED], scores), UnscoredGroup)
+
+
+def test_metrics_are_by_function_and_say_nothing_of_verifiers_that_do_not_score() -> None:
+    group = scored(
+        "passthrough",
+        [FunctionResult([2.0, 4.0, None], seconds=0.5, metrics={"length": 3.0}), FunctionResult([1.0] * 3)],
+    )
+    metrics = response_metrics([group], verification_reward=10.0)
+    assert metrics["rewards/right/mean"] == 3.0
+    assert metrics["rewards/right/std"] == pytest.approx(2**0.5)
+    assert (metrics["rewards/right/time"], metrics["rewards/right/logged/length"]) == (0.5, 3.0)
+    assert metrics["scores"] == pytest.approx((2.5 + 4.5 + 0.5) / 3)
+    assert not [name for name in metrics if name.startswith("objective/")]
+    assert scoring_metrics([group])["rewards/right/not_scored"] == 1.0
+
+
+def test_an_evaluation_by_functions_alone_has_a_reward_and_no_accuracy() -> None:
+    group = scored("passthrough", [FunctionResult([2.0, 1.0, 0.0])] * 2, is_eval=True)
+    metrics = evaluation_metrics([group], verification_reward=10.0)
+    assert metrics["eval/scores"] == 1.5
+    assert metrics["eval/rewards/right/mean"] == 1.0
+    assert "eval/pass_at_1" not in metrics
+
+
+def test_a_saved_state_keeps_the_rewards_of_functions(tmp_path: Path) -> None:
+    given = FunctionResult([2.0, None, 1.0], seconds=0.1, metrics={"m": 1.0}, extra={"c": ["x", "y", "z"]})
+    group: ScoredGroup = scored("passthrough", [given, FunctionResult([1.0] * 3)])
+    assert said_by_functions(group, 1) == {"c": "y", "rewards": "right not scored, short 1"}
+    write_state(tmp_path / "state.npz", {}, [FinishedGroup(group.result, group.scores, functions=group.functions)])
+    _, [read] = read_state(tmp_path / "state.npz")
+    first: FunctionRewards = read.functions[0]
+    assert np.array_equal(first.rewards, group.functions[0].rewards, equal_nan=True)
+    assert (first.name, first.weight, first.logged) == ("right", 1.0, {"m": 1.0})
+
+
+def test_the_run_has_weights_of_one_where_none_are_given() -> None:
+    functions = make_args(reward_funcs=["a.py:f", "b.c.g"]).reward_functions
+    assert [(spec.name, spec.weight) for spec in functions] == [("f", 1.0), ("g", 1.0)]
+
+
+def test_pending_scores_wait_for_functions_too() -> None:
+    from open_instruct.rollouts.result_scoring import PendingScores
+
+    future: Future[list[FunctionResult]] = Future()
+    future.set_result([FAILED])
+    assert PendingScores([], future).results() == ([], [FAILED])
