@@ -78,7 +78,7 @@ def load(target: str) -> RewardFunction:
     if target.endswith(PICKLE):
         return _unpickled(Path(target))
     where, _, name = target.rpartition(":" if ":" in target else ".")
-    if not where or not name.isidentifier():
+    if not where or not name.isidentifier() or (":" not in target and target.endswith(".py")):
         raise RewardFunctionError(f"{target}: name a file and a function in it, such as my_rewards.py:short_and_right")
     if where.endswith(".py"):
         sys.path.insert(0, str(Path(where).resolve().parent))  # the file may import a file next to it

@@ -38,6 +38,8 @@ MOST_SIDE_BY_SIDE = 64
 """Groups that an async function may score at once."""
 CALLS_IN_A_JAIL = 64
 """Groups after which a jailed process is replaced, so that no damage by a response lasts."""
+END_S = 2.0
+"""Longest wait for a killed process to end."""
 SLOW_S = 5.0
 """A call that takes longer is told in the log."""
 TELL_S = 60.0
@@ -95,8 +97,7 @@ class RewardFunctions:
         self._calls.close(self._end)
 
     async def _end(self) -> None:
-        for function in self._functions:
-            function.close()
+        await asyncio.gather(*(function.close() for function in self._functions))
 
 
 class _Function:
@@ -112,6 +113,8 @@ class _Function:
         self._places = asyncio.Semaphore(1)
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
+        self._dying: list[_Process] = []
+        """Processes that were killed."""
         self._told_at = -math.inf
 
     async def describe(self) -> Description:
@@ -142,9 +145,10 @@ class _Function:
             self._tell_if_slow(math.inf, len(call.texts))
         return FunctionResult([None] * len(call.texts), f"{failure}: {self._spec.name}")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for process in list(self._processes):
             self._kill(process)
+        await asyncio.gather(*(process.ended() for process in self._dying))
 
     async def _ask(self, call: RewardCall) -> dict[str, Any]:
         process = await self._take()
@@ -190,8 +194,11 @@ class _Function:
         return process
 
     def _kill(self, process: "_Process") -> None:
+        if process not in self._processes:
+            return
         process.kill()
         self._processes.discard(process)
+        self._dying = [other for other in self._dying if not other.is_closed] + [process]
         if process in self._idle:
             self._idle.remove(process)
 
@@ -246,6 +253,8 @@ class _Process:
         self._numbers = itertools.count()
         self._reading: asyncio.Task[None] | None = None
         self._has_ended = False
+        self.is_closed = False
+        """Whether the pipes are closed."""
         self.description = Description((), is_async=False)
         self.num_calls = 0
 
@@ -298,6 +307,21 @@ class _Process:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Wait until the process has ended and its pipes are closed, before the event loop ends."""
+        if self._process is None or self._process.stdin is None:
+            return
+        self._process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                if self._reading is not None:
+                    await asyncio.gather(self._reading, return_exceptions=True)
+                if self._process.stdout is not None:
+                    await self._process.stdout.read()
+                await self._process.wait()
+        await asyncio.sleep(0)
+        self.is_closed = True
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process is not None

@@ -36,7 +36,6 @@ def test_each_meaning_is_an_option_that_exists_or_says_why_there_is_none(words: 
         ("--max-completion-length=8", "TRL's max_completion_length is --response_length here."),
         ("--lr 1e-6", "--lr: no such option. It is --learning_rate here."),
         ("--num_train_epochs 1", "is --total_episodes here (epochs × rows × num_samples_per_prompt_rollout)"),
-        ("--reward_weights 1 2", "TRL's reward_weights has no counterpart here: each verifier's class has a weight."),
         (
             "actor_rollout_ref.rollout.n=8",
             "verl's actor_rollout_ref.rollout.n is --num_samples_per_prompt_rollout here.",
@@ -72,7 +71,7 @@ def test_words_in_a_file_are_known_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("num_generations", "max_completion_length", "reward_weights", "reward_funcs", "max_length_of_answer"),
+        *("num_generations", "max_completion_length", "max_length_of_answer"),
         *("num_prompts", "eval_batch_size", "top_entropy_quantile", "rollout_length", "log_dir"),
     ],
 )

@@ -213,6 +213,8 @@ def test_the_end_leaves_summary_table_and_plot(
     assert json.loads((tmp_path / SUMMARY_FILE).read_text()) == {
         "eval_accuracy_before": 0.25,
         "eval_accuracy_after": None,
+        "eval_reward_before": None,
+        "eval_reward_after": None,
         "training_steps": 2,
         "wall_seconds": 3.5,
         "tokens_per_second": 100.0,

@@ -34,6 +34,8 @@ def test_summary_json_has_the_documented_keys(tmp_path: Path, summary: RunSummar
     assert json.loads((tmp_path / "summary.json").read_text()) == {
         "eval_accuracy_before": 0.375,
         "eval_accuracy_after": 0.9375,
+        "eval_reward_before": None,
+        "eval_reward_after": None,
         "training_steps": 100,
         "wall_seconds": 312.4,
         "tokens_per_second": 2345.6,

@@ -103,7 +103,7 @@ def test_functions_get_what_they_name_and_may_be_async(file: str) -> None:
 @pytest.mark.parametrize(
     ("name", "failure"),
     [
-        ("raises", "error: raises: KeyError: 'boom' (mine.py line 20, in raises)"),
+        ("raises", "error: raises: KeyError: 'boom' (mine.py line 19, in raises)"),
         (
             "too_few",
             "error: too_few: ValueError: it returned 1 rewards for 2 completions. Return one for each, in order",
