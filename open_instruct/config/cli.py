@@ -348,7 +348,7 @@ WORDS_ALIKE, NAMES_ALIKE = 0.7, 0.9
 
 
 def is_a_slip(name: str, known: str) -> bool:
-    """Whether a name is probably a known name with a typing error. `judge_weights` is like `rc_turn_weights`, but it means another
+    """Whether a name is probably a known name with a typing error. `judge_weights` is like `rc_turn_weights`, but means another
     thing, and a hint would mislead."""
 
     def likeness(one: str, other: str) -> float:

@@ -25,6 +25,7 @@ def completions(
     places = dataset.places
     return [
         {
+            **said_by_functions(group, number),
             "row": places[group.result.index],
             "source": places.source_of(group.result.index),
             "sample": number,
@@ -35,7 +36,6 @@ def completions(
             "dataset": group.dataset,
             "finish_reason": sample.finish_reason,
             "num_tokens": len(sample.response_ids),
-            **said_by_functions(group, number),
         }
         for group in chosen
         for number, (sample, reward) in enumerate(

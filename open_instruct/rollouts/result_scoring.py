@@ -27,7 +27,16 @@ from open_instruct.rollouts.function_scoring import (
 )
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
-from open_instruct.scored_groups import PASSTHROUGH, Misses, Reading, ScoredGroup, ScorePart, UnscoredGroup, ends_of, take
+from open_instruct.scored_groups import (
+    PASSTHROUGH,
+    Misses,
+    Reading,
+    ScoredGroup,
+    ScorePart,
+    UnscoredGroup,
+    ends_of,
+    take,
+)
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import verifier_tags, verifier_weight

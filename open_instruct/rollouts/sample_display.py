@@ -83,7 +83,10 @@ class SampleDisplay:
         first = rollout.samples[chosen[0]]
         source = f"{rollout.result.prompt_id}, {row.place}"
         lines = [f"{number} of the {counted(len(rollout.samples), 'response')} to {source}:"]
-        lines += [block("prompt", self._readable(first.prompt_ids.tolist())), *(_label_and_rule(row) if rollout.by_verifier else [])]
+        lines += [
+            block("prompt", self._readable(first.prompt_ids.tolist())),
+            *(_label_and_rule(row) if rollout.by_verifier else []),
+        ]
         for position in chosen:
             sample = rollout.samples[position]
             num_tokens = counted(len(sample.response_ids), "token")
