@@ -29,7 +29,6 @@ from open_instruct.config.verifier_options import EvolvingRubricOptions, RewardO
 from open_instruct.data_types import SamplingConfig
 from open_instruct.device import Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
-from open_instruct.scored_groups import PASSTHROUGH
 from open_instruct.user_modules import import_user_module
 from open_instruct.weight_transports import RAY_OBJECT, WeightTransport
 from open_instruct.workflows.agents.options import AgentOptions
@@ -123,12 +122,6 @@ class GRPOConfig(
             overlong_buffer=self.overlong_buffer_len,
             overlong_penalty=self.overlong_penalty_factor,
         )
-
-    @property
-    def verifier_of_unnamed_rows(self) -> str | None:
-        """Verifier of rows without a column `dataset`: as the option says; without it none is needed if there are reward
-        functions."""
-        return self.default_verifier or (PASSTHROUGH if self.reward_funcs else None)
 
     @property
     def verifier_config(self) -> VerifierConfig:

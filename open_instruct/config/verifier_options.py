@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from open_instruct.option_limits import ANY, COUNT, MAX_TEMPERATURE, NOT_NEGATIVE, POSITIVE, SHARE, Limits, limited
+from open_instruct.scored_groups import PASSTHROUGH
 
 PICKLE = ".pkl"
 """Ending of a file that holds a pickled function, as the Python interface writes it for functions of a script or notebook."""
@@ -75,6 +76,12 @@ class RewardOptions:
     verifier_workers: int | None = limited(None, COUNT)
     """Groups of responses that are verified at the same time, and processes of each reward function. By default a quarter as
     many as the controller's machine has cores, but from 2 to 16."""
+
+    @property
+    def verifier_of_unnamed_rows(self) -> str | None:
+        """Verifier of rows without a column `dataset`: as the option says; without it none is needed if there are reward
+        functions."""
+        return self.default_verifier or (PASSTHROUGH if self.reward_funcs else None)
 
     @property
     def reward_functions(self) -> list[RewardFunctionSpec]:
