@@ -214,20 +214,20 @@ class ChatCodec:
         """
         if not any(token in text for token in self._special_tokens):
             return text
-        kept: list[str] = []
+        letters: list[str] = []
         for letter in text:
-            kept.append(letter)
+            letters.append(letter)
             for token in self._special_tokens:
-                if letter == token[-1] and "".join(kept[-len(token) :]) == token:
-                    del kept[-len(token) :]
+                if letter == token[-1] and "".join(letters[-len(token) :]) == token:
+                    del letters[-len(token) :]
                     break
-        return "".join(kept)
+        return "".join(letters)
 
     def shortened(self, text: str, max_tokens: int) -> str:
         """`text` with its middle left out, so that about `max_tokens` tokens remain."""
         token_ids = self.encode(text)
         if len(token_ids) <= max_tokens:
             return text
-        kept = max(0, max_tokens - len(self.encode(OMISSION)))
-        head, tail = token_ids[: (kept + 1) // 2], token_ids[len(token_ids) - kept // 2 :]
+        num_kept = max(0, max_tokens - len(self.encode(OMISSION)))
+        head, tail = token_ids[: (num_kept + 1) // 2], token_ids[len(token_ids) - num_kept // 2 :]
         return f"{self.decode(head)}{OMISSION}{self.decode(tail)}"

@@ -140,8 +140,9 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
     logger.info("%s", inputs.template.text)
     for warning in inputs.warnings:
         logger.warning("%s", warning)
-    for report in inputs.reports:
-        log.data(report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
+    for number, report in enumerate(inputs.reports):  # that of the training data is the first
+        name = "evaluation" if number else "training"
+        log.data(name, report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
         for warning in report.warnings():
             logger.warning("%s", warning)
     try:

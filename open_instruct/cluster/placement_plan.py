@@ -124,7 +124,7 @@ def _place_learners(shares: Sequence[NodeShare], asked: Asked, home: str) -> Non
     for wanted in sorted(asked.learners_per_node, reverse=True):
         able = [share for share in shares if share.room >= wanted]
         if not able:
-            raise CannotPlace(f"no node has room for {wanted} learners{_beside(shares)}: {_rooms(shares)}")
+            raise CannotPlace(f"no node has room for {counted(wanted, 'learner')}{_beside(shares)}: {_rooms(shares)}")
         # The tightest fit among nodes without learners, so that larger nodes stay free for engines.
         best = min(
             able,
@@ -145,7 +145,7 @@ def _place_engines(shares: Sequence[NodeShare], asked: Asked) -> None:
         able = [share for share in shares if share.room >= size]
         if not able:
             raise CannotPlace(
-                f"no node has room for engine {number + 1} of {asked.num_engines}, {size} places{_beside(shares)}: "
+                f"no node has room for engine {number + 1} of {asked.num_engines}, {counted(size, 'place')}{_beside(shares)}: "
                 f"{_rooms(shares)}"
             )
         best = next((share for share in able if share.comfortable >= size), None) or max(able, key=lambda s: s.room)

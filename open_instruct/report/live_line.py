@@ -48,15 +48,18 @@ class Progress:
     """Mean age of the samples of the batch, in weight versions."""
     evaluation: Accuracy | None = None
     """The last evaluation."""
+    standard_error: float | None = None
+    """That of the reward; None with a single group."""
     highest_reward: float | None = None
     """The highest reward that a response can have; None: there is none, or it differs between rows."""
 
     def __str__(self) -> str:
         highest = "" if self.highest_reward is None else f" of {self.highest_reward:g}"
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.3f}"
         last = self.evaluation
         accuracy = "" if last is None else f"  eval {last} (step {last.step})"
         return (
-            f"reward {self.reward:.3f}{highest}  {self.tokens_per_second:,.0f} tok/s  "
+            f"reward {self.reward:.3f}{error}{highest}  {self.tokens_per_second:,.0f} tok/s  "
             f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{accuracy}"
         )
 

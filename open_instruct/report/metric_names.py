@@ -119,6 +119,11 @@ SECTIONS: dict[str, list[Metric]] = {
             "the same over all groups that the step took, also those that it left out. Groups that no step took are in no mean: "
             "their generation failed, too few of their responses were scored, or they were too old",
         ),
+        Metric(
+            "all_groups/scores_standard_error",
+            "standard error of `all_groups/scores`: two steps differ by chance by about as much. From the groups' mean rewards; "
+            "absent with one group",
+        ),
         Metric("all_groups/percent_solved_mean", "share of responses with a score of 1, over all groups"),
         Metric(
             "all_groups/total_prompts", "groups that the step took: `batch/total_prompts` and `batch/filtered_prompts`"
@@ -419,7 +424,7 @@ SECTIONS: dict[str, list[Metric]] = {
     ],
 }
 
-ALL_GROUPS = "all_groups/percent_solved_mean", "all_groups/total_prompts"
+ALL_GROUPS = "all_groups/percent_solved_mean", "all_groups/scores_standard_error", "all_groups/total_prompts"
 ABSENT = {
     "time/health_check": "engines and learners are watched all the time, not between steps",
     "time/generation_waiting_for_trainer": "`queue/put_wait_s`, summed up",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 REWARD_KEY = "all_groups/scores"
 """Metric: mean reward of all responses that were generated for a training step."""
+ERROR_KEY = "all_groups/scores_standard_error"
+"""Metric: the standard error of that mean."""
 CYCLE_KEY = "eval/rc/accuracy_cycle_"
 """Metrics: share of right answers after each cycle of the reasoning cache. The value after the last cycle is `ACCURACY_KEY`."""
 EARLIER_COLORS = ("#fdba74", "#a8a29e", "#f472b6", "#84cc16")
@@ -59,7 +61,8 @@ def plot_reward_curve(metrics_path: str | Path, png_path: str | Path) -> Path | 
         rewards, accuracies = _series(rows, REWARD_KEY), _series(rows, ACCURACY_KEY)
         of_evaluations = [] if accuracies else _series(rows, EVAL_REWARD_KEY)
         if rewards or accuracies or of_evaluations:
-            _draw_curves(rewards, accuracies, _earlier_cycles(rows), Path(png_path), of_evaluations)
+            errors = dict(_series(rows, ERROR_KEY))
+            _draw_curves(rewards, errors, accuracies, _earlier_cycles(rows), Path(png_path), of_evaluations)
             return Path(png_path)
     return None
 
@@ -76,6 +79,7 @@ def _earlier_cycles(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, flo
 
 def _draw_curves(
     rewards: list[tuple[int, float]],
+    errors: Mapping[int, float],
     accuracies: list[tuple[int, float]],
     earlier_cycles: dict[int, list[tuple[int, float]]],
     path: Path,
@@ -84,7 +88,7 @@ def _draw_curves(
     with picture(path) as (figure, axes):
         axes.set_xlabel("training step")
         if rewards:
-            _draw_rewards(axes, rewards)
+            _draw_rewards(axes, rewards, errors)
         if of_evaluations:
             axes.plot(*zip(*of_evaluations, strict=True), color="#ea580c", marker="o", label="eval reward")
             axes.autoscale(axis="y")
@@ -98,8 +102,12 @@ def _draw_curves(
         figure.legend(loc="outside upper center", ncols=3, frameon=False)
 
 
-def _draw_rewards(axes: "matplotlib.axes.Axes", rewards: list[tuple[int, float]]) -> None:
+def _draw_rewards(axes: "matplotlib.axes.Axes", rewards: list[tuple[int, float]], errors: Mapping[int, float]) -> None:
+    """The rewards of the steps, each with its standard error where that is known, and their running mean."""
     steps, values = zip(*rewards, strict=True)
+    lows = [value - errors.get(step, 0.0) for step, value in rewards]
+    highs = [value + errors.get(step, 0.0) for step, value in rewards]
+    axes.fill_between(steps, lows, highs, color="#bfdbfe", alpha=0.5, linewidth=0)
     window = max(1, len(values) // 20)
     smooth = [
         sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(0, end - window) : end])

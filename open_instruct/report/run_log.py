@@ -113,16 +113,13 @@ class RunLog:
             output_dir=str(self._output_dir),
         )
 
-    def data(self, num_rows: int, *, num_overlong: int, num_excluded: int) -> None:
-        """Log how many prompts were left out before the run."""
+    def data(self, name: str, num_rows: int, *, num_overlong: int, num_excluded: int) -> None:
+        """Log how many rows of the training or evaluation data were read, and how many prompts were left out."""
         limit = self._args.max_prompt_token_length
-        logger.info(
-            "%s of data read; left out: %s longer than %d tokens, %d held out for evaluation",
-            counted(num_rows, "row"),
-            counted(num_overlong, "prompt"),
-            limit,
-            num_excluded,
-        )
+        parts = [f"{counted(num_overlong, 'prompt')} longer than {limit} tokens"] if num_overlong else []
+        parts += [f"{num_excluded:,} held out for evaluation"] if num_excluded else []
+        left_out = f"; left out: {', '.join(parts)}" if parts else ""
+        logger.info("%s data: %s%s", name, counted(num_rows, "row"), left_out)
 
     def started(self, training_step: int, checkpoint: Path | None) -> None:
         """The step loop begins after `training_step`. Cuts the rows of later steps that an earlier process has written."""
@@ -149,6 +146,7 @@ class RunLog:
                 Progress(
                     step=step,
                     reward=row["all_groups/scores"],
+                    standard_error=row.get("all_groups/scores_standard_error"),
                     highest_reward=highest_reward,
                     tokens_per_second=row["learner_response_tokens_per_second_step"],
                     prompt_queue=row["queue/prompts"],

@@ -182,7 +182,7 @@ class WandbTracker:
     def _log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         with self._isolation:
             data: list[Any] = [
-                [str(one) if isinstance(one, list | dict) else one for one in row.values()] for row in rows
+                [str(value) if isinstance(value, list | dict) else value for value in row.values()] for row in rows
             ]
             self._run.log({STEP_KEY: step, name: self._wandb.Table(columns=list(rows[0]), data=data)})
 

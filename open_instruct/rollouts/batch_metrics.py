@@ -82,6 +82,15 @@ def _function_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
     return metrics
 
 
+def standard_error(groups: Sequence[ScoredGroup], *, verification_reward: float) -> dict[str, float]:
+    """`all_groups/scores_standard_error`: how far the mean reward lies from that of all prompts, by chance alone: the standard
+    deviation of the groups' mean rewards, divided by the root of their number. Absent for a single group."""
+    means = [group.rewards(verification_reward).mean() for group in last_samples(groups)]
+    if len(means) < 2:
+        return {}
+    return {"all_groups/scores_standard_error": float(np.std(means, ddof=1) / len(means) ** 0.5)}
+
+
 def scoring_metrics(groups: Sequence[ScoredGroup | UnscoredGroup]) -> dict[str, float]:
     """How many responses could not be scored, all together and by verifier, and the cost of scoring in US dollars (absent if it
     cost nothing). All are sums, so the metrics of two sets of groups add up to the metrics of all of them."""

@@ -186,7 +186,8 @@ class BatchProducer:
             logger.warning("%s", assembly.why_no_gradient + self._what_was_sampled(assembly))
 
     def _what_was_sampled(self, assembly: StepAssembly) -> str:
-        """For the log: how the verifiers scored the step's responses, the likeliest causes, and one of the responses."""
+        """For the log: how the verifiers scored the step's responses, the likeliest causes, and the first time one of the
+        responses."""
         with self._isolation:
             rollouts, train = assembly.rollouts, self._requests.train
 
@@ -197,7 +198,8 @@ class BatchProducer:
             texts = Texts(self._preparation.scoring.texts, self._decode, answers_of)
             text = f" {scores_in_words(rollouts)} {likely_causes(rollouts, texts)}".rstrip()
             newest = rollouts[-1]
-            return text if newest.left_out_as or not newest.samples else f"{text}\n{self.display.shown(newest, 1)}"
+            is_shown = assembly.num_warnings == 1 and newest.samples and not newest.left_out_as
+            return f"{text}\n{self.display.shown(newest, 1)}" if is_shown else text
         return ""
 
     def has_extended(self, training_step: int) -> bool:

@@ -75,11 +75,12 @@ class SampleDisplay:
         return "\n".join(texts)
 
     def shown(self, rollout: ScoredGroup, number: int) -> str:
-        """`number` of the responses of a rollout: the best, the worst, and then the others by reward."""
+        """`number` of the responses of a rollout: the best, the worst, and then the others by reward; different ones first."""
         row = self._dataset[rollout.result.index]
         rewards = rollout.rewards(self._args.verification_reward)
         best_first = np.argsort(-rewards, kind="stable").tolist()
-        chosen = [*best_first[:1], *best_first[:0:-1][:1], *best_first[1:-1]][:number]
+        in_order = [*best_first[:1], *best_first[:0:-1][:1], *best_first[1:-1]]
+        chosen = _different_first(in_order, rollout)[:number]
         first = rollout.samples[chosen[0]]
         source = f"{rollout.result.prompt_id}, {row.place}"
         lines = [f"{number} of the {counted(len(rollout.samples), 'response')} to {source}:"]
@@ -100,6 +101,13 @@ class SampleDisplay:
 
     def _readable(self, token_ids: list[int]) -> str:
         return shortened(self._decode(token_ids))
+
+
+def _different_first(positions: Sequence[int], rollout: ScoredGroup) -> list[int]:
+    """The positions in their order, but those of repeated responses at the end."""
+    first_with = {rollout.samples[position].response_ids.tobytes(): position for position in reversed(positions)}
+    originals = set(first_with.values())
+    return sorted(positions, key=lambda position: position not in originals)
 
 
 def _ending(finish_reason: str) -> str:

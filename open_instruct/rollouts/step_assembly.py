@@ -310,6 +310,7 @@ class StepAssembly:
         metrics = {
             **of_kept,
             **{f"all_groups/{name}": value for name, value in of_all.items() if not name.endswith("_hist")},
+            **batch_metrics.standard_error(answers, verification_reward=args.verification_reward),
             **batch_metrics.scoring_metrics(self.rollouts),
             **batch_metrics.step_metrics(
                 self.groups,

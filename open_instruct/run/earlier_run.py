@@ -51,21 +51,21 @@ def set_aside(args: GRPOConfig) -> str:
         return ""
     entries = [*results, *_matching(directory, ACCOMPANIMENT)]
     inputs = set(_inputs(args))
-    moved = [path for path in entries if not _is_read(path, inputs, directory)]
-    if not moved:
+    movables = [path for path in entries if not _is_read(path, inputs, directory)]
+    if not movables:
         return ""
     begin_another_run_at(directory)  # first, so that a run that ends in between leaves no two runs with the same id
     earlier = _new_folder(directory)
-    for path in moved:
+    for path in movables:
         _move(path, directory, earlier)
-    kept = [str(path.relative_to(directory)) for path in entries if path not in moved]
-    elsewhere = _move_rollouts(args)
+    inputs_here = [str(path.relative_to(directory)) for path in entries if path not in movables]
+    folder_of_rollouts = _move_rollouts(args)
     reached = "" if last_step is None else f"up to step {last_step}: "
     return (
         f"no checkpoint in {args.state_dir}, so the run begins anew at step 1. The files of the run that was in "
-        f"{directory} before ({reached}{', '.join(_names_in(directory, moved))}) are in {earlier} now"
-        + (f", its rollouts in {elsewhere}" if elsewhere else "")
-        + (f"; {', '.join(kept)} stays, because this run reads it" if kept else "")
+        f"{directory} before ({reached}{', '.join(_names_in(directory, movables))}) are in {earlier} now"
+        + (f", its rollouts in {folder_of_rollouts}" if folder_of_rollouts else "")
+        + (f"; {', '.join(inputs_here)} stays, because this run reads it" if inputs_here else "")
     )
 
 
@@ -128,9 +128,9 @@ def _inputs(args: GRPOConfig) -> Iterator[Path]:
 
 def _is_read(path: Path, inputs: set[Path], directory: Path) -> bool:
     """Whether an input is this path, inside it, or a folder of the directory with this path in it."""
-    place, inside_of = path.resolve(), directory.resolve()
+    place, folder = path.resolve(), directory.resolve()
     return any(
-        place == one or place in one.parents or (one in place.parents and inside_of in one.parents) for one in inputs
+        place == file or place in file.parents or (file in place.parents and folder in file.parents) for file in inputs
     )
 
 

@@ -443,6 +443,12 @@ def test_plain_lines_come_at_most_once_a_second_and_always_at_the_end(capsys: py
     assert "reward 0.500  1,234 tok/s  queues 3/2  age 1.0  ETA 0s" in lines[-1]
 
 
+def test_the_line_says_how_sure_the_reward_is_and_how_high_it_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressLine(total=1) as line:
+        line.update(replace(PROGRESS, standard_error=0.125, highest_reward=10.0))
+    assert "reward 0.500 ± 0.125 of 10  1,234 tok/s" in capsys.readouterr().err
+
+
 def test_the_time_left_counts_this_process_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -463,12 +469,16 @@ def read_all(terminal: int) -> str:
     return b"".join(parts).decode()
 
 
-def test_a_terminal_shows_one_live_line() -> None:
+def test_a_terminal_shows_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     reader, writer = os.openpty()
     with os.fdopen(writer, "w") as terminal, ProgressLine(total=10, stream=terminal) as line:
+        line.wait("step 1: 0/8 groups")
         line.update(replace(PROGRESS, step=4, evaluation=Accuracy(0.75, 2)))
+        line.wait("step 5: 2/8 groups")
     shown = read_all(reader)
     assert "4/10  ETA 0s  reward 0.500" in shown
+    assert "│ step 5: 2/8 groups" in shown
     assert "eval 75% (step 2)" in shown
     assert "\n" not in shown.split("4/10  ETA")[0]
 

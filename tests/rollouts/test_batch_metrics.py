@@ -16,6 +16,7 @@ from open_instruct.rollouts.batch_metrics import (
     num_computed_tokens,
     response_metrics,
     scoring_metrics,
+    standard_error,
     step_metrics,
     straggler_metrics,
 )
@@ -362,3 +363,12 @@ def test_what_over_issuing_prefers_is_told() -> None:
         "over_issue/response_length_taken": 7.0,
         "over_issue/response_length_left": 30.0,
     }
+
+
+def test_standard_error_is_that_of_the_groups_means() -> None:
+    groups = [make_group(scores) for scores in ([1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0])]
+    # Mean rewards 10, 5, 0, 5: their variance with n - 1 is 50 / 3, divided by 4 groups.
+    assert standard_error(groups, verification_reward=10.0) == {
+        "all_groups/scores_standard_error": pytest.approx((50 / 3 / 4) ** 0.5)
+    }
+    assert standard_error(groups[:1], verification_reward=10.0) == {}

@@ -94,3 +94,15 @@ def test_a_long_text_shows_its_beginning_and_its_end() -> None:
     assert "(5,016 characters)" in text
     assert len(text) < 1240
     assert shortened("\ud800ü漢\t\x1b[31m\n\u202e") == "\\ud800ü漢\\t\\x1b[31m\n\\u202e"
+
+
+def test_repeated_responses_come_last() -> None:
+    rollout = group([0.0, 0.0, 0.0])
+    samples = [rollout.samples[0], replace(rollout.samples[1], finish_reason="stop"), rollout.samples[0]]
+    rollout = replace(rollout, result=replace(rollout.result, samples=samples))
+    lines = display().shown(rollout, 3).splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("────")] == [
+        "──── response 1",
+        "──── response 2",
+        "──── response 3",
+    ]

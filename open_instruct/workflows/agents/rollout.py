@@ -327,9 +327,9 @@ class AgentRollout:
         Raises:
             ProgramFailed: the program did not end as it should.
         """
-        account, options = self._account, self._setting.options
+        account = self._account
         if event["kind"] == "lost":
-            raise ProgramFailed(f"{options.agent_command}: {event['why']}")
+            raise ProgramFailed(f"{self._program}: {event['why']}")
         verdict = verdict_of(event["last_line"])
         if not account.at_limit:
             self._check_end(event, verdict)
@@ -341,7 +341,7 @@ class AgentRollout:
         )
         if not samples:
             why = "the first request had no room" if account.at_limit else "it ended without a completion"
-            raise ProgramFailed(f"{options.agent_command}: {why}{_quoted(event['errors'])}")
+            raise ProgramFailed(f"{self._program}: {why}{_quoted(event['errors'])}")
         account.num_samples = len(samples)
         spans = self._branches.spans
         account.num_policy_tokens = sum(len(span.token_ids) for span in spans if span.is_sampled)
@@ -359,7 +359,13 @@ class AgentRollout:
             why = f'its last line is not {{"reward": …}} (--agent_prints_reward) but {line!r}'
         else:
             return
-        raise ProgramFailed(f"{options.agent_command}: {why}{_quoted(event['errors'])}")
+        raise ProgramFailed(f"{self._program}: {why}{_quoted(event['errors'])}")
+
+    @property
+    def _program(self) -> str:
+        """Command and row of the program, for messages."""
+        place = self._setting.row.get("place")
+        return self._setting.options.agent_command + (f" ({place})" if place else "")
 
 
 class _Reservation:

@@ -80,7 +80,7 @@ class AgentPrograms(Workflow):
         self, row: "PromptRow", row_number: int, *, prompt_id: str, version: int, seed: int, is_eval: bool
     ) -> dict[str, Any]:
         truth = {"ground_truth": row.ground_truth} if self.options.agent_gets_ground_truth else {}
-        return {**(row.facts or {}), **truth}
+        return {**(row.facts or {}), **truth, "place": row.place}
 
     # --- in an engine -------------------------------------------------------------------------------------------------
 

@@ -60,10 +60,10 @@ class Bridge:
             CannotBridge: the template has no place for the messages.
         """
         closing, rest, ends = self._behind_turn(messages)
-        unwritten = self._behind_ending(closing, ending)
-        if unwritten is None:
-            unwritten = "" if any(map(ending.endswith, ends)) else closing
-        return self._codec.encode_continued(unwritten + rest)
+        missing_end = self._behind_ending(closing, ending)
+        if missing_end is None:
+            missing_end = "" if any(map(ending.endswith, ends)) else closing
+        return self._codec.encode_continued(missing_end + rest)
 
     def read_turn(self, token_ids: Sequence[int]) -> SampledTurn:
         """The tokens of a turn as text."""
@@ -74,16 +74,16 @@ class Bridge:
     def without_end(self, turn: str) -> str:
         """The text of a turn without the end that the template writes itself when it renders the turn."""
         try:
-            written = _longest_beginning(self._beginnings(self.closing()), turn)
+            end_of_template = _longest_beginning(self._beginnings(self.closing()), turn)
         except CannotBridge:  # `suffix` says what the template refuses
             return turn
-        return turn.removesuffix(written)
+        return turn.removesuffix(end_of_template)
 
     def _behind_ending(self, closing: str, ending: str) -> str | None:
         """The part of `closing` that a turn with this ending still lacks; None if the ending is no part of the template's end."""
         closing = closing.lstrip()
-        if written := _longest_beginning(self._beginnings(closing), ending):
-            return closing.removeprefix(written)
+        if beginning := _longest_beginning(self._beginnings(closing), ending):
+            return closing.removeprefix(beginning)
         last = next((token for token in self._codec.control_tokens if ending.endswith(token)), "")
         own_end = self.closing().lstrip()
         if last and last in own_end and closing.startswith(own_end):  # the turn lacks a token before this one
