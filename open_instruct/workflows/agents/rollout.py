@@ -365,7 +365,7 @@ class AgentRollout:
     def _program(self) -> str:
         """Command and row of the program, for messages."""
         place = self._setting.row.get("place")
-        return self._setting.options.agent_command + (f" ({place})" if place else "")
+        return f"{self._setting.options.agent_command} ({place})" if place else str(self._setting.options.agent_command)
 
 
 class _Reservation:
