@@ -48,6 +48,18 @@ def test_an_example_fits_a_screen_or_two_and_begins_with_its_command(file: Path)
     assert any(line.startswith("    python ") for line in lines[1:8])
 
 
+# --- own_reward.py ----------------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_of_each_completion() -> None:
+    module = example("own_reward")
+    texts = ["<answer>46</answer>", "so <answer> 46 </answer>", "46", "<answer>46</answer><answer>47</answer>", ""]
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    rewards = module.right(completions=completions, answer=[46, 46, 46, 46, None], prompts=[], trainer_state=None)
+    assert rewards == [1.0, 1.0, 0.0, 0.0, None]
+    assert module.brief(completion_ids=[[1, 2, 3, 4, 5], []], answer=[46, 46]) == [-0.5, 0.0]
+
+
 # --- own_verifier.py --------------------------------------------------------------------------------------------------
 
 
@@ -142,14 +154,16 @@ def test_a_later_try_is_worth_less(turns: list[str], rewards: list[float | None]
     assert play(turns) == rewards
 
 
-def test_the_example_writes_the_rows_of_its_command() -> None:
-    words = [sys.executable, str(EXAMPLES / "own_environment.py")]
+@pytest.mark.parametrize("name", ["own_environment", "own_reward"])
+def test_the_example_writes_the_rows_of_its_command(name: str) -> None:
+    words = [sys.executable, str(EXAMPLES / f"{name}.py")]
     output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
     rows = [json.loads(line) for line in output.splitlines()]
     assert len(rows) == 2000
     for row in rows:
-        first, second = map(int, re.findall(r"\d+", row["messages"][0]["content"]))
-        assert row["env_config"] == {"env_name": "tries", "answer": first + second}
+        (message,) = row.get("messages") or row["prompt"]
+        first, second = map(int, re.findall(r"\d+", message["content"]))
+        assert row.get("env_config", row)["answer"] == first + second
 
 
 # --- own_workflow.py --------------------------------------------------------------------------------------------------

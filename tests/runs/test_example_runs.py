@@ -38,7 +38,7 @@ def run(example: str, directory: Path) -> list[dict[str, Any]]:
         env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=540,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert_ledger_balances(directory / "out")
@@ -53,6 +53,7 @@ def run(example: str, directory: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("example", "metric", "low", "high"),
     [
+        ("own_reward", "rewards/right/mean", 0.1, 0.9),
         ("own_verifier", "objective/near_correct_rate", 0.1, 0.9),
         ("own_loss", "policy/topr_weight_avg", 0.9, 1.0),
         ("own_environment", "env/tries/tries", 1.0, 2.0),
@@ -62,4 +63,4 @@ def run(example: str, directory: Path) -> list[dict[str, Any]]:
 def test_the_command_of_an_example_trains(example: str, metric: str, low: float, high: float, tmp_path: Path) -> None:
     for row in run(example, tmp_path):
         assert low < row[metric] <= high, (metric, row[metric])
-        assert 0 < row["scores"] < 1
+        assert -4 < row["scores"] < 1
