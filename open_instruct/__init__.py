@@ -3,6 +3,9 @@
 import gc
 import os
 import sys
+from typing import Any
+
+__all__ = ["GRPO"]
 
 # Torch, vLLM and DeepSpeed make a million objects when they are imported, and all of them stay. While the process starts,
 # Python's garbage collector would scan them again and again, after every 700 new objects.
@@ -12,3 +15,12 @@ if os.path.basename(sys.argv[0]) in ("-m", "default_worker.py"):
     # Python (`python -m`) and Ray's workers look into the current directory first, so a user's `hydra.py` or `transformers.py`
     # there would be imported instead of the installed module. Modules that are not installed are still found there.
     sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())] + [os.getcwd()]
+
+
+def __getattr__(name: str) -> Any:
+    """`from open_instruct import GRPO` imports the program then, so that `import open_instruct` stays light."""
+    if name == "GRPO":
+        from open_instruct.python_api import GRPO
+
+        return GRPO
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,12 +60,20 @@ class UsageError(Exception):
         self.mistakes = list(mistakes)
 
 
+class Refused(SystemExit):
+    """A program ends with exit code 2, because of mistakes of the user that it has printed."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__(2)
+        self.mistakes = list(mistakes)
+
+
 def fail_with(mistakes: Sequence[str], *, program: str = "grpo_fast.py") -> NoReturn:
     """Print all mistakes to stderr and exit with code 2. Everything that looks like a secret is masked."""
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
     lines = [f"  {number}. {without_secrets(mistake)}" for number, mistake in enumerate(mistakes, start=1)]
     print("\n".join([f"{program}: {count}:", *lines]), file=sys.stderr)
-    raise SystemExit(2)
+    raise Refused(mistakes)
 
 
 def parse_args(

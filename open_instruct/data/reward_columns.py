@@ -15,13 +15,18 @@ def reward_columns(values: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
 
     Decimals become numbers, dates texts. Columns with other values that JSON does not have, such as images, are left out.
     """
-    columns = {}
+    return {**json_values(values), PROMPT: prompt}
+
+
+def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that JSON has, or has in another form."""
+    kept = {}
     for name, value in values.items():
         try:
-            columns[name] = json.loads(json.dumps(value, default=_as_json))
+            kept[name] = json.loads(json.dumps(value, default=_as_json))
         except (TypeError, ValueError, RecursionError):
             continue
-    return {**columns, PROMPT: prompt}
+    return kept
 
 
 def _as_json(value: object) -> Any:
@@ -31,4 +36,6 @@ def _as_json(value: object) -> Any:
         return float(digits) if "." in digits else int(digits)
     if isinstance(value, date | time):
         return value.isoformat()
+    if hasattr(value, "tolist"):  # of numpy
+        return value.tolist()
     raise TypeError(type(value).__name__)

@@ -1,0 +1,166 @@
+"""GRPO from Python: the same options, checks and loop as the command line.
+
+    from open_instruct import GRPO
+
+    def short(completions, **kwargs):
+        return [-len(text) for text in completions]
+
+    result = GRPO("Qwen/Qwen3-0.6B", train=[{"prompt": "Say hello."}], rewards=[short], output_dir="out").train()
+
+Rows and functions that other processes cannot read are written below `output_dir` first: `data/`, `reward_functions/`.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from open_instruct.config.cli import Refused, UsageError, make_config, no_such_option
+from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data.reward_columns import json_values
+from open_instruct.data.run_inputs import RunInputs
+from open_instruct.grpo_fast import run, settled, validators
+from open_instruct.registry import option_kinds
+from open_instruct.report.metrics_file import read_metrics
+from open_instruct.report.run_log import METRICS_FILE, SUMMARY_FILE
+from open_instruct.report.run_summary import RunSummary, read_summary
+from open_instruct.rewards.targets import is_target, targets_of
+from open_instruct.run.run_saving import MODEL
+from open_instruct.storage.atomic_file import write_atomically
+from open_instruct.system.interruption import EXIT_INTERRUPTED, EXIT_PREEMPTED
+
+Rows = str | Path | Iterable[Mapping[str, Any]]
+"""A file, a directory or a hub name; or rows, such as a list of dictionaries or a `datasets.Dataset`."""
+
+
+class RunFailed(RuntimeError):
+    """The run has failed; the log says why."""
+
+
+@dataclass(frozen=True)
+class GRPOResult:
+    """What a run has left."""
+
+    output_dir: Path
+    model_dir: Path
+    """The trained model, in the format of Hugging Face."""
+    metrics: dict[str, Any]
+    """The metrics of the last step; empty if nothing was trained, as with `dry_run`."""
+    summary: RunSummary | None
+    """The table at the end of the run; None if nothing was trained."""
+
+
+class GRPO:
+    """A run of GRPO.
+
+    Args:
+        model: name or directory of the model, as `--model_name_or_path`.
+        train: the rows to train on.
+        rewards: reward functions (TRL's signature), names such as `my_rewards.py:right`, and at most one name of a verifier.
+        output_dir: where the run writes. A run that was interrupted goes on from here.
+        eval: the rows to evaluate on; None: there is no evaluation.
+        reward_weights: a weight for each reward function; None: 1 for each.
+        options: any option of the command line, under its name: `learning_rate=1e-6`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        train: Rows,
+        rewards: Sequence[Callable[..., Any] | str] | Callable[..., Any] | str = (),
+        output_dir: str | Path = "output",
+        eval: Rows | None = None,
+        reward_weights: Sequence[float] | None = None,
+        **options: Any,
+    ) -> None:
+        self._model = str(model)
+        self._output_dir = Path(output_dir)
+        self._rows = {"dataset_mixer_list": train} | ({} if eval is None else {"dataset_mixer_eval_list": eval})
+        self._rewards = [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
+        self._weights = None if reward_weights is None else [float(weight) for weight in reward_weights]
+        self._options = options
+
+    def train(self) -> GRPOResult:
+        """The whole run, or the rest of one that was interrupted. Ray is started for it and ended after it.
+
+        Raises:
+            ValueError: options, rows or reward functions cannot be used. The message holds all mistakes.
+            KeyboardInterrupt: a signal ended the run. The same call goes on from its checkpoint.
+            RunFailed: the run has failed.
+        """
+        try:
+            args, inputs = self._checked()
+            code = run(args, inputs)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        except Refused as error:
+            raise ValueError("\n".join(error.mistakes)) from error
+        if code in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+            raise KeyboardInterrupt(f"the run was interrupted; the same call goes on from {args.output_dir}")
+        if code:
+            raise RunFailed(f"the run has failed: {args.output_dir}/logs/driver.log says why")
+        return self._result()
+
+    def _checked(self) -> tuple[GRPOConfig, RunInputs]:
+        """Options and data, checked as those of the command line are. Raises `UsageError`."""
+        modules = {name: list(self._options.get(name, [])) for name in MODULE_OPTIONS}
+        config_cls, mistakes = config_class_with(modules)
+        known = list(option_kinds(config_cls))
+        mistakes += [no_such_option(name, known, prefix="") for name in self._options if name not in known]
+        inputs: list[RunInputs] = []
+        args = make_config(
+            config_cls,
+            self._written(known),
+            validators=[lambda _: mistakes, *validators(inputs)],
+        )
+        return settled(args), inputs[0]
+
+    def _written(self, known: Sequence[str]) -> dict[str, Any]:
+        """The options as a file of options would hold them. Writes rows and functions into files."""
+        functions = [reward for reward in self._rewards if not isinstance(reward, str) or is_target(reward)]
+        verifiers = [reward for reward in self._rewards if isinstance(reward, str) and not is_target(reward)]
+        if len(verifiers) > 1:
+            names = ", ".join(map(repr, verifiers))
+            raise ValueError(
+                f"rewards: {names} are verifiers. Name several in the column 'dataset' of each row instead."
+            )
+        written: dict[str, Any] = {
+            "model_name_or_path": self._model,
+            "output_dir": str(self._output_dir),
+            **{flag: [self._source(flag, rows), "1.0"] for flag, rows in self._rows.items()},
+            **({"default_verifier": verifiers[0]} if verifiers else {}),
+        }
+        if functions:
+            written["reward_funcs"] = targets_of(functions, self._output_dir / "reward_functions")
+        if self._weights is not None:
+            written["reward_weights"] = self._weights
+        return written | {name: value for name, value in self._options.items() if name in known}
+
+    def _source(self, flag: str, rows: Rows) -> str:
+        """The name of the rows. Rows in memory are written into a file."""
+        if isinstance(rows, str | Path):
+            return str(rows)
+        name = "eval" if "eval" in flag else "train"
+        lines = []
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, Mapping):
+                raise ValueError(
+                    f"{name}: row {number} is {type(row).__name__}. Give dictionaries, each with a 'prompt'."
+                )
+            lines.append(json.dumps(json_values(row), ensure_ascii=False) + "\n")
+        path = self._output_dir / "data" / f"{name}.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, "".join(lines).encode(errors="surrogatepass"))
+        except OSError as error:
+            raise ValueError(f"output_dir {self._output_dir}: it cannot be written ({error.strerror}).") from error
+        return str(path)
+
+    def _result(self) -> GRPOResult:
+        metrics_file, summary_file = self._output_dir / METRICS_FILE, self._output_dir / SUMMARY_FILE
+        rows = list(read_metrics(metrics_file)) if metrics_file.exists() else []
+        summary = read_summary(summary_file) if summary_file.exists() else None
+        return GRPOResult(self._output_dir, self._output_dir / MODEL, rows[-1] if rows else {}, summary)
