@@ -37,7 +37,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import with_attention_that_fits
 from open_instruct.config.model_support import problem_with_weights
 from open_instruct.config.open_instruct_options import ForeignOptions
-from open_instruct.data.run_inputs import RunInputs, load_inputs
+from open_instruct.data.run_inputs import RunInputs, load_inputs, names_of_data
 from open_instruct.engines.vllm_plugin import plugins_are_found
 from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there
 from open_instruct.learners.step_sums import NonfiniteSteps
@@ -109,6 +109,8 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = DEFAULT_ROLES) -> 
         tell(f"{len(inputs.train_dataset):,} prompts are checked and tokenized.")
         return 0
     if args.dry_run:
+        if names := names_of_data(args, inputs):
+            tell("\n".join(names))
         return dry_run(args)
     own_state_dir = [args.state_dir] if args.checkpoint_state_dir is not None else []
     try:
@@ -145,6 +147,8 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         log.data(name, report.num_rows, num_overlong=report.num_overlong, num_excluded=report.num_excluded)
         for warning in report.warnings():
             logger.warning("%s", warning)
+    for line in names_of_data(args, inputs):
+        logger.info("%s", line)
     try:
         with ray_cluster(args.stopped_timeout_s) as signals:
             return _run_on_ray(args, inputs, roles, log, signals)

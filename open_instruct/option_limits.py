@@ -38,6 +38,8 @@ class Limits:
 
 MAX_TEMPERATURE = 2.0
 """vLLM refuses a higher temperature."""
+LOWEST_TEMPERATURE = 0.01
+"""The lowest temperature of vLLM. A lower temperature, except 0, is raised to it."""
 COUNT = Limits(1)
 NOT_NEGATIVE = Limits(0)
 ANY = Limits(-math.inf)

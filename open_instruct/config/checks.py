@@ -46,9 +46,14 @@ from open_instruct.config.reward_checks import (
     rewards_fit_the_advantage,
     something_is_rewarded,
 )
-from open_instruct.config.sampling_checks import engines_sample_at_the_temperature, evaluated_responses_differ
+from open_instruct.config.sampling_checks import (
+    engines_sample_at_the_temperature,
+    evaluated_responses_differ,
+    evaluation_has_data_and_a_time,
+    evaluation_sets_can_be_read,
+)
 from open_instruct.device import flash_attention_can_run, places_explained
-from open_instruct.option_limits import NEVER, POSITIVE, numbers_are_within_limits
+from open_instruct.option_limits import POSITIVE, numbers_are_within_limits
 from open_instruct.option_text import shown
 from open_instruct.registry import chosen_entries, option_kinds
 from open_instruct.system.counted import counted
@@ -247,7 +252,7 @@ def teacher_has_something_to_say(args: GRPOConfig) -> Iterator[str]:
 
 def alerts_are_limits(args: GRPOConfig) -> Iterator[str]:
     for alert in args.alerts:
-        if not re.fullmatch(r"[\w/]+=[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", alert):
+        if not re.fullmatch(r"[\w/.-]+=[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", alert):
             yield f"--alerts {alert}: not a limit on a metric. Write metric=number, such as max_sample_age=3."
 
 
@@ -291,15 +296,6 @@ def mini_batches_are_not_empty(args: GRPOConfig) -> Iterator[str]:
     if args.num_mini_batches > args.num_samples_per_step > 0:
         options = shown(args, "num_mini_batches", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
         yield f"{options}: more mini-batches than responses in a step. Give {args.num_samples_per_step} or fewer."
-
-
-def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
-    if args.dataset_mixer_eval_list and args.local_eval_every == NEVER and not args.eval_on_step_0:
-        options = shown(args, "dataset_mixer_eval_list", "local_eval_every", "eval_on_step_0")
-        yield f"{options}: the evaluation would never run. Set local_eval_every, or leave out the datasets."
-    if args.eval_on_step_0 and not args.dataset_mixer_eval_list:
-        options = shown(args, "eval_on_step_0", "dataset_mixer_eval_list")
-        yield f"{options}: there is nothing to evaluate on. Name datasets, or leave out eval_on_step_0."
 
 
 def single_gpu_has_one_of_each(args: GRPOConfig) -> Iterator[str]:
@@ -456,6 +452,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     own_losses_can_be_computed,
     own_advantage_can_be_computed,
     workflow_can_use_the_options,
+    evaluation_sets_can_be_read,
     evaluation_has_data_and_a_time,
     evaluated_responses_differ,
     engines_sample_at_the_temperature,

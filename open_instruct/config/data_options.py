@@ -57,7 +57,12 @@ class DataOptions:
     dataset_mixer_list_splits: list[str] = field(default_factory=lambda: ["train"])
     """Split of each training dataset, or one split for all of them."""
     dataset_mixer_eval_list: list[str] = field(default_factory=list)
-    """Datasets to evaluate on, written like dataset_mixer_list. If the list is empty, there is no evaluation."""
+    """Datasets to evaluate on, written like dataset_mixer_list. Several are measured by themselves too, under short names
+    (eval/<name>/…); eval_sets gives names and settings. If both are empty, there is no evaluation."""
+    eval_sets: list[str] = field(default_factory=list)
+    """Datasets to evaluate on, each measured by itself as eval/<name>/…: `plus=data/plus.jsonl minus=data/minus.jsonl`. A further
+    word sets how one of them is evaluated: `minus.temperature=0`, top_p, response_length, samples (default: eval_pass_at_k),
+    interval (default: local_eval_every), amount, split. In place of dataset_mixer_eval_list."""
     hold_out_eval_prompts: bool = True
     """Leave prompts of the evaluation out of the training data. False: they are trained on too, as in open-instruct."""
     dataset_mixer_eval_list_splits: list[str] = field(default_factory=lambda: ["test"])

@@ -44,7 +44,11 @@ BATCH = _is(
     note="the samples of a step are the product of the two",
 )
 DATA = _is("dataset_mixer_list", note="a name and an amount, such as train.jsonl 1.0")
-EVAL_DATA = _is("dataset_mixer_eval_list", note="a name and an amount, such as test.jsonl 1.0")
+EVAL_DATA = _is_one_of(
+    "dataset_mixer_eval_list",
+    "eval_sets",
+    note="a name and an amount, such as test.jsonl 1.0; or several sets, such as plus=plus.jsonl minus=minus.jsonl",
+)
 REWARDS = _is_one_of(
     "reward_funcs", "verifier_modules", note="a file of functions or of verifiers: docs/guides/verifiers.md"
 )

@@ -81,7 +81,8 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
 def _length_options(args: GRPOConfig) -> tuple[str, ...]:
     """The options that `max_sequence_length` depends on."""
     own = WORKFLOWS[args.rollout_workflow].value.length_options
-    return "max_prompt_token_length", "response_length", "eval_response_length", *own
+    of_sets = ("eval_sets",) if args.eval_sets else ()
+    return "max_prompt_token_length", "response_length", "eval_response_length", *of_sets, *own
 
 
 def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:

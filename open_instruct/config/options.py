@@ -381,8 +381,8 @@ class EvaluationOptions:
     """Responses to each prompt of an evaluation, with pass@1, 2, 4, … up to this number. Greedy
     responses (eval_temperature 0) are all the same, so more than 1 needs a higher temperature."""
     eval_completions: int = limited(64, Limits(-1))
-    """Prompts of an evaluation whose responses are written to completions/ in output_dir, and to the table sample_completions of
-    wandb. 0: none, -1: all."""
+    """Prompts of each evaluation set whose responses are written to completions/ in output_dir, and to the table
+    sample_completions of wandb. 0: none, -1: all."""
     eval_response_length: int | None = limited(None, COUNT)
     """Longest response in evaluation, in tokens. By default response_length."""
 

@@ -1,22 +1,46 @@
-"""Checks of the options of sampling."""
+"""Checks of the options of sampling and of evaluation."""
 
 from collections.abc import Iterator
 
+from open_instruct.config.evaluation_sets import mistakes_in_sets
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.option_limits import LOWEST_TEMPERATURE, NEVER
 from open_instruct.option_text import shown
 from open_instruct.workflows.base import WORKFLOWS
 
 
+def evaluation_sets_can_be_read(args: GRPOConfig) -> Iterator[str]:
+    yield from mistakes_in_sets(args)
+    if args.dataset_mixer_eval_list and args.eval_sets:
+        options = shown(args, "dataset_mixer_eval_list", "eval_sets")
+        yield f"{options}: both name the data to evaluate on. Name all of them in eval_sets."
+
+
+def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
+    never = [one.name for one in args.evaluation_sets if one.interval == NEVER]
+    if never and not args.eval_on_step_0:
+        data = "eval_sets" if args.eval_sets else "dataset_mixer_eval_list"
+        which = f" of {', '.join(never)}" if args.eval_sets else ""
+        cure = "Set local_eval_every or an interval" if args.eval_sets else "Set local_eval_every"
+        options = shown(args, data, "local_eval_every", "eval_on_step_0")
+        yield f"{options}: the evaluation{which} would never run. {cure}, or leave out the datasets."
+    if args.eval_on_step_0 and not (args.dataset_mixer_eval_list or args.eval_sets):
+        options = shown(args, "eval_on_step_0", "dataset_mixer_eval_list")
+        yield f"{options}: there is nothing to evaluate on. Name datasets, or leave out eval_on_step_0."
+
+
 def evaluated_responses_differ(args: GRPOConfig) -> Iterator[str]:
     """vLLM refuses several greedy responses in one request, and the engine would die."""
-    are_alike = WORKFLOWS[args.rollout_workflow].value.greedy_responses_are_alike
-    if args.eval_temperature == 0 and args.eval_pass_at_k > 1 and are_alike:
+    if not WORKFLOWS[args.rollout_workflow].value.greedy_responses_are_alike:
+        return
+    if args.eval_temperature == 0 and args.eval_pass_at_k > 1 and not args.eval_sets:
         options = shown(args, "eval_pass_at_k", "eval_temperature")
         yield f"{options}: greedy responses are all the same. Set eval_pass_at_k to 1, or eval_temperature above 0."
-
-
-LOWEST_TEMPERATURE = 0.01
-"""The lowest temperature of vLLM. A lower temperature, except 0, is raised to it."""
+    for one in args.evaluation_sets if args.eval_sets else ():
+        if one.sampling.temperature == 0 and one.sampling.n > 1:
+            options = shown(args, "eval_sets", "eval_pass_at_k", "eval_temperature")
+            cure = f"Set {one.name}.samples to 1, or {one.name}.temperature above 0"
+            yield f"{options}: {one.name} has {one.sampling.n} greedy responses to a prompt, which are all the same. {cure}."
 
 
 def engines_sample_at_the_temperature(args: GRPOConfig) -> Iterator[str]:

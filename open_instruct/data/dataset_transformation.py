@@ -94,6 +94,7 @@ def load_prompts(
     for name, amount, split in _parse(mixer_list, splits, flag):
         source = _Source(name, split, amount, rules, mistakes, cache_dir)
         source.load_into(builder, tokenizer)
+        builder.end_entry()
         reports.append(source.report)
     report = LoadReport(tuple(reports))
     if not mistakes.count and not len(builder):

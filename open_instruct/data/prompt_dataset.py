@@ -48,7 +48,7 @@ class _Ragged:
 class PromptDataset:
     """A sequence of `PromptRow`.
 
-    A row takes 4 bytes per token plus the bytes of its texts. The dataset pickles as thirteen arrays, which Ray shares
+    A row takes 4 bytes per token plus the bytes of its texts. The dataset pickles as fourteen arrays, which Ray shares
     between processes without a copy.
     """
 
@@ -64,6 +64,7 @@ class PromptDataset:
         dataset_of_row: np.ndarray,
         dataset_names: tuple[str, ...],
         places: RowPlaces,
+        entry_ends: np.ndarray,
     ) -> None:
         self._prompts = prompts  # int32
         self._ground_truths = ground_truths  # uint8: JSON
@@ -75,6 +76,7 @@ class PromptDataset:
         self._dataset_of_row = dataset_of_row  # (rows,) int32
         self._dataset_names = dataset_names
         self.places = places
+        self._entry_ends = entry_ends  # (entries,) int64
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The dataset as plain arrays, for a file; `from_arrays` reads them again."""
@@ -91,6 +93,7 @@ class PromptDataset:
             "dataset_of_row": self._dataset_of_row,
             "dataset_names": _as_array(self._dataset_names),
             "column_names": _as_array(self.column_names),
+            "entry_ends": self._entry_ends,
             **self.places.arrays(),
         }
 
@@ -111,6 +114,7 @@ class PromptDataset:
             dataset_of_row=arrays["dataset_of_row"],
             dataset_names=tuple(json.loads(arrays["dataset_names"].tobytes())),
             places=RowPlaces.from_arrays(arrays),
+            entry_ends=arrays["entry_ends"],
         )
 
     def __len__(self) -> int:
@@ -132,6 +136,14 @@ class PromptDataset:
     def dataset_of(self, row: int) -> str:
         """The `dataset` of a row, without reading the rest of the row."""
         return self._dataset_names[self._dataset_of_row[row]]
+
+    def entry_of(self, row: int) -> int:
+        """The number, from 0, of the entry of the mixer list that a row comes from."""
+        return int(np.searchsorted(self._entry_ends, row, side="right"))
+
+    def rows_of_entry(self, entry: int) -> range:
+        """The rows of an entry of the mixer list, which lie side by side."""
+        return range(int(self._entry_ends[entry - 1]) if entry else 0, int(self._entry_ends[entry]))
 
     def __iter__(self) -> Iterator[PromptRow]:
         return (self[row] for row in range(len(self)))
@@ -204,6 +216,7 @@ class PromptDatasetBuilder:
         self._dataset_of_row = array("i")
         self._dataset_ids: dict[str, int] = {}
         self._places = RowPlacesBuilder()
+        self._entry_ends = array("q")
 
     def __len__(self) -> int:
         return len(self._dataset_of_row)
@@ -248,8 +261,14 @@ class PromptDatasetBuilder:
         self._dataset_of_row.append(self._dataset_of_row[row])
         self._places.add_again(row)
 
+    def end_entry(self) -> None:
+        """The rows of an entry of the mixer list are complete. Rows after the last end are an entry too."""
+        self._entry_ends.append(len(self))
+
     def build(self) -> PromptDataset:
         """The dataset, which uses the memory of the buffers. The builder must not be used afterwards."""
+        if len(self) > (self._entry_ends[-1] if self._entry_ends else 0):
+            self.end_entry()
         return PromptDataset(
             prompts=_Ragged(_view(self._tokens, np.int32), _view(self._token_ends, np.int64)),
             ground_truths=_Ragged(_view(self._truths, np.uint8), _view(self._truth_ends, np.int64)),
@@ -260,6 +279,7 @@ class PromptDatasetBuilder:
             dataset_of_row=_view(self._dataset_of_row, np.int32),
             dataset_names=tuple(self._dataset_ids),
             places=self._places.build(),
+            entry_ends=_view(self._entry_ends, np.int64),
         )
 
 

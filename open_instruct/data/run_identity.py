@@ -77,6 +77,8 @@ def run_identity(args: GRPOConfig, inputs: "RunInputs | None" = None) -> dict[st
     own = options_of(args, workflow.options)
     identity: dict[str, Any] = {
         "options": {name: getattr(args, name) for name in OPTIONS}
+        # However the evaluation data are named, because `--eval_sets` may name the same rows.
+        | {"dataset_mixer_eval_list": args.eval_mixer.words, "dataset_mixer_eval_list_splits": args.eval_mixer.splits}
         # The type that auto means on this device, because DeepSpeed reads no checkpoint of another type.
         | {"model_dtype": args.device.dtype}
         | {"vllm_engine_args": arguments_that_change_samples(args.vllm_engine_args)}

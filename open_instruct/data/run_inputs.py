@@ -9,6 +9,8 @@ from typing import Any
 
 from open_instruct.chat_codec import ChatCodec
 from open_instruct.config.checks import collect_mistakes
+from open_instruct.config.data_names import Mixer, short_names
+from open_instruct.config.evaluation_sets import EvaluationSet
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import load_tokenizer
 from open_instruct.data.dataset_cache import WORTH_KEEPING_S, DatasetCache, cache_key, default_directory
@@ -20,7 +22,9 @@ from open_instruct.data.reward_trial import mistakes_of_functions
 from open_instruct.data.row_checks import RowError, RowReader, check_ground_truth
 from open_instruct.data.run_identity import tokenizer_identity
 from open_instruct.data.template_audit import TemplateAudit, audit_template
+from open_instruct.option_limits import NEVER
 from open_instruct.option_text import shown
+from open_instruct.system.counted import counted
 from open_instruct.user_modules import UserModuleError
 from open_instruct.verifiers.registry import import_verifiers, unused_modules, verifier_names
 from open_instruct.verifiers.row_verifiers import checks_of_row, names_of_verifiers
@@ -50,6 +54,30 @@ class RunInputs:
         return max(dataset.longest_prompt for dataset in (self.train_dataset, self.eval_dataset) if dataset is not None)
 
 
+def names_of_data(args: GRPOConfig, inputs: RunInputs) -> list[str]:
+    """For the log: the sources and evaluation sets that have metrics of their own, each with its name."""
+    entries, lines = args.train_mixer.words[::2], []
+    if len(entries) > 1:
+        for entry, (name, data) in enumerate(zip(short_names(entries), entries, strict=True)):
+            num_rows = len(inputs.train_dataset.rows_of_entry(entry))
+            lines.append(f"source/{name}: {data}, {counted(num_rows, 'prompt')}")
+    if inputs.eval_dataset is not None and args.measures_sets_apart:
+        for entry, one in enumerate(args.evaluation_sets):
+            num_rows = len(inputs.eval_dataset.rows_of_entry(entry))
+            lines.append(f"eval/{one.name}: {one.data}, {counted(num_rows, 'prompt')}, {_how_evaluated(one)}")
+    return lines
+
+
+def _how_evaluated(one: EvaluationSet) -> str:
+    sampling = one.sampling
+    when = "only before the first step" if one.interval == NEVER else f"every {counted(one.interval, 'step')}"
+    top_p = "" if sampling.top_p == 1 else f", top_p {sampling.top_p:g}"
+    return (
+        f"{when}, {counted(sampling.n, 'response')} each of up to {counted(sampling.max_tokens, 'token')}, temperature "
+        f"{sampling.temperature:g}{top_p}"
+    )
+
+
 def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     """Tokenizer and datasets, or None and the mistakes in them. Evaluation prompts are left out of the training data."""
     try:
@@ -71,14 +99,11 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     if tokenizer.chat_template:
         mistakes += workflow.template_mistakes(ChatCodec(tokenizer))
     eval_dataset, eval_reports = None, []
-    if args.dataset_mixer_eval_list:
-        eval_dataset, eval_reports = _load(
-            args, tokenizer, workflow, mistakes, flag="dataset_mixer_eval_list", exclude=None
-        )
+    if args.eval_mixer.words:
+        eval_dataset, eval_reports = _load(args, tokenizer, workflow, mistakes, args.eval_mixer, exclude=None)
+        mistakes += _empty_sets(args, eval_dataset)
     held_out = eval_dataset if args.hold_out_eval_prompts else None
-    train_dataset, train_reports = _load(
-        args, tokenizer, workflow, mistakes, flag="dataset_mixer_list", exclude=held_out
-    )
+    train_dataset, train_reports = _load(args, tokenizer, workflow, mistakes, args.train_mixer, exclude=held_out)
     if train_dataset is not None and not mistakes:
         mistakes += mistakes_of_functions(args, train_dataset, eval_dataset)
     if mistakes or train_dataset is None:
@@ -91,6 +116,16 @@ def load_inputs(args: GRPOConfig) -> tuple[RunInputs | None, list[str]]:
     warnings += _notes_on_verifiers(args, [train_dataset, *([eval_dataset] if eval_dataset is not None else [])])
     reports = train_reports + eval_reports
     return RunInputs(train_dataset, eval_dataset, pad_token_id, reports, identity, audit, warnings), []
+
+
+def _empty_sets(args: GRPOConfig, dataset: PromptDataset | None) -> list[str]:
+    """A mistake for each evaluation set of which no prompt is left, because it would have no metrics."""
+    if dataset is None:
+        return []  # these mistakes have been reported already
+    sets = enumerate(args.evaluation_sets)
+    empty = [one.name for entry, one in sets if not dataset.rows_of_entry(entry)]
+    option, cure = shown(args, args.eval_mixer.flag), "Raise --max_prompt_token_length, or leave it out"
+    return [f"{option}: nothing is left of {name}, because every prompt is too long. {cure}." for name in empty]
 
 
 def _notes_on_template(
@@ -128,8 +163,8 @@ def _load(
     tokenizer: Any,
     workflow: Workflow,
     mistakes: list[str],
+    mixer: Mixer,
     *,
-    flag: str,
     exclude: PromptDataset | None,
 ) -> tuple[PromptDataset | None, list[LoadReport]]:
     try:
@@ -137,17 +172,17 @@ def _load(
     except (OSError, UnicodeDecodeError):
         return None, []  # this mistake has been reported already
     cache = _cache(args)
-    key = _cache_key(args, tokenizer, flag, system_prompt, exclude)
+    key = _cache_key(args, tokenizer, mixer, system_prompt, exclude)
     if key is not None and (found := cache.find(key)) is not None:
         if refused := _refused_here(found[0]):
-            mistakes.extend(f"{shown(args, flag)}: {reason}" for reason in refused)
+            mistakes.extend(f"{shown(args, mixer.flag)}: {reason}" for reason in refused)
             return None, []
         return found[0], [found[1]]
     started = time.monotonic()
     try:
         dataset, report = load_prompts(
-            getattr(args, flag),
-            getattr(args, f"{flag}_splits"),
+            mixer.words,
+            mixer.splits,
             tokenizer=tokenizer,
             max_prompt_token_length=args.max_prompt_token_length,
             overlong_prompts=args.overlong_prompts,
@@ -160,7 +195,7 @@ def _load(
             default_verifier=args.verifier_of_unnamed_rows,
             keeps_columns=bool(args.reward_funcs),
             reader=RowReader.of(workflow),
-            flag=f"--{flag}",
+            flag=f"--{mixer.flag}",
         )
     except DatasetError as error:
         mistakes.extend(str(error).splitlines())
@@ -190,15 +225,15 @@ def _cache(args: GRPOConfig) -> DatasetCache:
 
 
 def _cache_key(
-    args: GRPOConfig, tokenizer: Any, flag: str, system_prompt: str | None, exclude: PromptDataset | None
+    args: GRPOConfig, tokenizer: Any, mixer: Mixer, system_prompt: str | None, exclude: PromptDataset | None
 ) -> str | None:
     """The key of a dataset in the cache; None if a source cannot be read, or the tokenizer is not fully known."""
     workflow, of_tokenizer = args.workflow, tokenizer_identity(tokenizer, args.tokenizer_name)
     if of_tokenizer["rules"] is None:
         return None
     try:
-        pairs = parse_mixer_list(getattr(args, flag))
-        splits = splits_of_names(getattr(args, f"{flag}_splits"), len(pairs))
+        pairs = parse_mixer_list(mixer.words)
+        splits = splits_of_names(mixer.splits, len(pairs))
     except ValueError:
         return None  # `load_prompts` says what is wrong
     facts = {

@@ -23,21 +23,21 @@ def answers_before_and_after(directory: Path, num_questions: int = NUM_QUESTIONS
         return ""
     first, last = files[0], files[-1]
     before, after = _first_answers(first), _first_answers(last)
-    places = [place for place in before if place in after][:num_questions]
-    if not places:
+    questions = [question for question in before if question in after][:num_questions]
+    if not questions:
         return ""
     first_step, last_step = (int(file.stem.removeprefix("step_")) for file in (first, last))
     lines = [f"held-out answers after step {first_step} and after step {last_step}:"]
-    for place in places:
-        lines += ["", *_shown(place, {first_step: before[place], last_step: after[place]})]
+    for question in questions:
+        lines += ["", *_shown({first_step: before[question], last_step: after[question]})]
     return "\n".join(lines)
 
 
-def _first_answers(file: Path) -> dict[str, Mapping[str, Any]]:
-    """The first sample for each question, by the place of its row."""
-    answers: dict[str, Mapping[str, Any]] = {}
+def _first_answers(file: Path) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The first sample for each question, by its evaluation set and the place of its row: two sets may have the same rows."""
+    answers: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in _rows(file):
-        answers.setdefault(row["row"], row)
+        answers.setdefault((row.get("set", ""), row["row"]), row)
     return answers
 
 
@@ -51,10 +51,10 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _shown(place: str, answers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+def _shown(answers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """A line for the question and a line for each step's answer."""
     row = next(iter(answers.values()))
-    yield f"  {place}, label {_beginning(str(row['ground_truth']))}: {_end(row['prompt'])}"
+    yield f"  {row['row']}, label {_beginning(str(row['ground_truth']))}: {_end(row['prompt'])}"
     width = max(len(str(step)) for step in answers)
     for step, answer in answers.items():
         yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_beginning(answer['response'])}"

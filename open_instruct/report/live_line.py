@@ -1,9 +1,11 @@
 """The line on the terminal that shows the progress of a run. rich is imported when it is first needed."""
 
+import itertools
 import logging
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +27,8 @@ class Accuracy:
     """The training step after which the weights were evaluated."""
     reward: float | None = None
     """Mean reward; None: not known."""
+    name: str = ""
+    """The evaluation set; "" if the run does not measure its sets apart."""
 
     def __str__(self) -> str:
         if self.share is None:
@@ -46,8 +50,8 @@ class Progress:
     """Results waiting for the controller."""
     age: float
     """Mean age of the samples of the batch, in weight versions."""
-    evaluation: Accuracy | None = None
-    """The last evaluation."""
+    accuracies: Sequence[Accuracy] = ()
+    """The last evaluation of each set."""
     standard_error: float | None = None
     """That of the reward; None with a single group."""
     highest_reward: float | None = None
@@ -56,12 +60,18 @@ class Progress:
     def __str__(self) -> str:
         highest = "" if self.highest_reward is None else f" of {self.highest_reward:g}"
         error = "" if self.standard_error is None else f" ± {self.standard_error:.3f}"
-        last = self.evaluation
-        accuracy = "" if last is None else f"  eval {last} (step {last.step})"
+        evaluated = f"  eval {_in_words(self.accuracies)}" if self.accuracies else ""
         return (
             f"reward {self.reward:.3f}{error}{highest}  {self.tokens_per_second:,.0f} tok/s  "
-            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{accuracy}"
+            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{evaluated}"
         )
+
+
+def _in_words(accuracies: Sequence[Accuracy]) -> str:
+    """`plus 40%, minus 12% (step 20), hard 3% (step 10)`: the step stands behind the last accuracy of the step."""
+    by_step = itertools.groupby(sorted(accuracies, key=lambda one: -one.step), key=lambda one: one.step)
+    parts = ((step, ", ".join(f"{one.name} {one}".lstrip() for one in some)) for step, some in by_step)
+    return ", ".join(f"{shares} (step {step})" for step, shares in parts)
 
 
 class StepProgress(Protocol):

@@ -31,6 +31,15 @@ there than it is, so the same numbers over all generated groups stand beside the
 
 A conversation of several samples is one response: rewards, scores and rates count it once, by its last sample. Lengths and
 numbers of tokens are over all samples.
+
+**Sets and sources.** With `--eval_sets`, or several datasets in `--dataset_mixer_eval_list`, each evaluation set has numbers of
+its own, `eval/<set>/…` (`eval/plus/scores`; TRL calls it `eval_plus_reward`, verl names it by `data_source`). `eval/…` without a
+set is over the responses of all sets, and is there only if all of them were evaluated at the step: over some of them it would be
+another quantity, and a curve of it would jump with the sets. Likewise `eval/pass_at_<k>` is there only if all sets have the same
+number of responses to a prompt. `source/<name>/…` measures a training step by the entries of `--dataset_mixer_list`, and is there
+only if there are several: over one it would repeat `all_groups/…`. A source has a short name, `train` for `data/train.jsonl` and
+`gsm8k` for `openai/gsm8k`; where two would be the same, their folder or a number tells them apart. `environment/<name>/…` is
+there for each environment that a row of the step names (`env_config`).
 """
 
 
@@ -238,6 +247,20 @@ SECTIONS: dict[str, list[Metric]] = {
             "debug/vllm_local_reverse_kl", "mean of engine's minus learner's", "there weighted by probability once more"
         ),
     ],
+    "Sources and environments": [
+        Metric("source/<name>/groups", "groups generated for the step from this source"),
+        Metric("source/<name>/share", "its share of the groups trained on"),
+        Metric(
+            "source/<name>/scores",
+            "mean reward over its responses; absent, like the next three, in a step without a group of it",
+        ),
+        Metric("source/<name>/solved", "share of its groups in which every response is right"),
+        Metric("source/<name>/zero", "share of its groups in which every response scored 0"),
+        Metric("source/<name>/length", "mean response length"),
+        Metric(
+            "environment/<name>/<groups|share|scores|solved|zero|length>", "as of a source, over the rows that name it"
+        ),
+    ],
     "Evaluation": [
         Metric("eval/scores", "mean reward"),
         Metric(
@@ -261,6 +284,11 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("eval/num_given_up", "prompts whose generation failed too often; they count as wrong"),
         Metric("eval/num_not_scored", "prompts of which a response was not scored; they are left out"),
         Metric("eval/rc/<metric>", "reasoning cache: accuracy and tokens by cycle, as means over trajectories"),
+        Metric("eval/<set>/num_prompts", "prompts of one set (`--eval_sets`) that were measured"),
+        Metric(
+            "eval/<set>/<metric>",
+            "every metric above except versions, speeds and histograms, over the prompts of one set",
+        ),
     ],
     "Time": [
         Metric("time/total", "the step, from the end of the step before"),

@@ -16,10 +16,6 @@ from open_instruct.storage.atomic_file import _replaced
 
 logger = logging.getLogger(__name__)
 
-ACCURACY_KEY = "eval/pass_at_1"
-"""Metric: share of right answers in an evaluation, 0 to 1."""
-EVAL_REWARD_KEY = "eval/scores"
-"""Metric: mean reward in an evaluation."""
 STEP_KEY = "training_step"
 COMPLETIONS = "sample_completions"
 """Key of an evaluation's answers, which are reported in addition to its metrics; open-instruct's name of the table in wandb."""

@@ -3,13 +3,15 @@
 matplotlib is imported when it is first needed.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from open_instruct.report.accuracies import EVAL_REWARD_KEY, Accuracies
 from open_instruct.report.isolation import Isolation
-from open_instruct.report.metrics_file import ACCURACY_KEY, EVAL_REWARD_KEY, STEP_KEY, read_metrics
+from open_instruct.report.metrics_file import STEP_KEY, read_metrics
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -20,7 +22,8 @@ REWARD_KEY = "all_groups/scores"
 ERROR_KEY = "all_groups/scores_standard_error"
 """Metric: the standard error of that mean."""
 CYCLE_KEY = "eval/rc/accuracy_cycle_"
-"""Metrics: share of right answers after each cycle of the reasoning cache. The value after the last cycle is `ACCURACY_KEY`."""
+"""Metrics: share of right answers after each cycle of the reasoning cache. The value after the last cycle is the accuracy."""
+SET_COLORS = ("#ea580c", "#16a34a", "#9333ea", "#0891b2", "#ca8a04", "#be123c")
 EARLIER_COLORS = ("#fdba74", "#a8a29e", "#f472b6", "#84cc16")
 MOST_TICKS = 8
 """Most cycles that have a label below them. With 9 to 16 cycles every second cycle has a label, with 17 to 24 every third, …"""
@@ -51,14 +54,15 @@ def _as_percentages(axes: "matplotlib.axes.Axes") -> None:
 
 
 def plot_reward_curve(metrics_path: str | Path, png_path: str | Path) -> Path | None:
-    """Draw training reward over steps, and eval accuracy at the steps where it was measured, into `png_path`. Where only reward
-    functions score, the reward of evaluations stands in for the accuracy.
+    """Draw training reward over steps, and eval accuracy at the steps where it was measured, into `png_path`. Each evaluation set
+    that is measured by itself has a curve. Where only reward functions score, the reward of evaluations stands in for the
+    accuracy.
 
     Returns the path, or None if there is nothing to draw or drawing failed; a failure is logged as a warning.
     """
     with Isolation("the reward curve"):
         rows = list(read_metrics(metrics_path))
-        rewards, accuracies = _series(rows, REWARD_KEY), _series(rows, ACCURACY_KEY)
+        rewards, accuracies = _series(rows, REWARD_KEY), _accuracies(rows)
         of_evaluations = [] if accuracies else _series(rows, EVAL_REWARD_KEY)
         if rewards or accuracies or of_evaluations:
             errors = dict(_series(rows, ERROR_KEY))
@@ -71,6 +75,17 @@ def _series(rows: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
     return [(row[STEP_KEY], row[key]) for row in rows if row.get(key) is not None]
 
 
+def _accuracies(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Points (step, accuracy) of each curve, by its label."""
+    curves: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row in rows:
+        if (accuracies := Accuracies.of(row)) is not None:
+            for name, measure in accuracies.by_name.items():
+                if measure.share is not None:
+                    curves[f"eval {name or 'accuracy'}"].append((row[STEP_KEY], measure.share))
+    return dict(curves)
+
+
 def _earlier_cycles(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, float]]]:
     """Points (step, accuracy) after each cycle except the last, by the number of the cycle."""
     numbers = sorted({int(key.removeprefix(CYCLE_KEY)) for row in rows for key in row if key.startswith(CYCLE_KEY)})
@@ -80,7 +95,7 @@ def _earlier_cycles(rows: list[dict[str, Any]]) -> dict[int, list[tuple[int, flo
 def _draw_curves(
     rewards: list[tuple[int, float]],
     errors: Mapping[int, float],
-    accuracies: list[tuple[int, float]],
+    accuracies: dict[str, list[tuple[int, float]]],
     earlier_cycles: dict[int, list[tuple[int, float]]],
     path: Path,
     of_evaluations: list[tuple[int, float]],
@@ -120,15 +135,16 @@ def _draw_rewards(axes: "matplotlib.axes.Axes", rewards: list[tuple[int, float]]
     axes.set_ylim(min(0.0, *values) * 1.05, max(*values, 1e-9) * 1.05)
 
 
-def _draw_accuracies(axes: "matplotlib.axes.Axes", accuracies: list[tuple[int, float]]) -> None:
-    steps, values = zip(*accuracies, strict=True)
-    axes.plot(steps, values, color="#ea580c", linewidth=1.5, marker="o", markersize=5, label="eval accuracy")
-    for step, value in {accuracies[0], accuracies[-1]}:
-        # Keep the text off the curve, which rises from the first point and reaches the last point from below.
-        offset = -17 if (step, value) == accuracies[0] and value > 0.1 else 8
-        axes.annotate(
-            f"{value:.1%}", (step, value), (0, offset), textcoords="offset points", ha="center", color="#c2410c"
-        )
+def _draw_accuracies(axes: "matplotlib.axes.Axes", curves: dict[str, list[tuple[int, float]]]) -> None:
+    for number, (label, points) in enumerate(curves.items()):
+        color = SET_COLORS[number % len(SET_COLORS)]
+        steps, values = zip(*points, strict=True)
+        axes.plot(steps, values, color=color, linewidth=1.5, marker="o", markersize=5, label=label)
+        for step, value in {points[0], points[-1]}:
+            # Keep the text off the curve, which rises from the first point and reaches the last point from below.
+            offset = -17 if (step, value) == points[0] and value > 0.1 else 8
+            place = {"textcoords": "offset points", "ha": "center", "color": color}
+            axes.annotate(f"{value:.1%}", (step, value), (0, offset), **place)
     axes.set_ylabel("eval accuracy", color="#c2410c")
     axes.set_ylim(0, 1.05)
     _as_percentages(axes)

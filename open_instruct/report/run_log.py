@@ -12,14 +12,13 @@ from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report import component_log
+from open_instruct.report.accuracies import Accuracies
 from open_instruct.report.answers_before_after import answers_before_and_after
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Accuracy, Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
 from open_instruct.report.metrics_file import (
-    ACCURACY_KEY,
     COMPLETIONS,
-    EVAL_REWARD_KEY,
     STEP_KEY,
     MetricsWriter,
     read_metrics,
@@ -99,7 +98,8 @@ class RunLog:
         self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
         self._isolation = Isolation("writing completions")
         self._line: ProgressLine | None = None
-        self._last_evaluation: Accuracy | None = None
+        self._accuracies: dict[str, Accuracy] = {}
+        """The last of each evaluation set, by its name."""
         self._exit_code = 1
 
     def _tracker_options(self) -> TrackerOptions:
@@ -152,7 +152,7 @@ class RunLog:
                     prompt_queue=row["queue/prompts"],
                     result_queue=row["queue/results"],
                     age=row["avg_sample_age"],
-                    evaluation=self._last_evaluation,
+                    accuracies=list(self._accuracies.values()),
                 )
             )
 
@@ -189,11 +189,9 @@ class RunLog:
             with self._isolation:
                 write_lines(self._output_dir / COMPLETIONS_DIRECTORY / f"step_{version:06d}.jsonl", rows)
             self._tracker.log_table(COMPLETIONS, rows, version)
-        self._last_evaluation = _accuracy(metrics, version)
-        if (share := self._last_evaluation.share) is not None:
-            logger.info("evaluation after step %d: %.1f%% right", version, 100 * share)
-        else:
-            logger.info("evaluation after step %d: %s", version, self._last_evaluation)
+        if (accuracies := Accuracies.of(metrics)) is not None:
+            self._remember(accuracies, version)
+            logger.info("evaluation after step %d: %s", version, accuracies)
         row = self._writer.last_row() or {}
         alerts_of_step = row.get(ALERTS, {}) if row.get(STEP_KEY) == version else {}
         metrics |= self._alerts(metrics, version, alerts_of_step)
@@ -210,12 +208,18 @@ class RunLog:
             logger.warning("alert at step %d: %s", training_step, alert)
         return {ALERTS: {**(earlier or {}), **raised}} if raised else {}
 
-    def accuracy_at(self, training_step: int) -> Accuracy | None:
-        """The evaluation of that step, if an earlier process has written it. From now on the live line shows it."""
+    def _remember(self, accuracies: Accuracies, training_step: int) -> None:
+        """From now on the live line shows these accuracies."""
+        for name, measure in accuracies.by_name.items():
+            self._accuracies[name] = Accuracy(measure.share, training_step, measure.reward, name)
+
+    def accuracies_at(self, training_step: int) -> Accuracies | None:
+        """Accuracies of the evaluation of that step, if an earlier process has written them. From now on the live line shows
+        them."""
         for row in read_metrics(self._output_dir / METRICS_FILE):
-            if row[STEP_KEY] == training_step and (ACCURACY_KEY in row or EVAL_REWARD_KEY in row):
-                self._last_evaluation = _accuracy(row, training_step)
-                return self._last_evaluation
+            if row[STEP_KEY] == training_step and (accuracies := Accuracies.of(row)) is not None:
+                self._remember(accuracies, training_step)
+                return accuracies
         return None
 
     def ended(self, summary: RunSummary, *, exit_code: int) -> RunSummary:
@@ -261,7 +265,3 @@ class RunLog:
         self._tracker.finish(self._exit_code)
         self._writer.close()
         self._prompts.close()
-
-
-def _accuracy(metrics: Mapping[str, Any], training_step: int) -> Accuracy:
-    return Accuracy(metrics.get(ACCURACY_KEY), training_step, metrics.get(EVAL_REWARD_KEY))

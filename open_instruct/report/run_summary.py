@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,20 @@ class PromptCounts:
 
 
 @dataclass(frozen=True)
+class SetAccuracy:
+    """Accuracies of one evaluation set, 0 to 1."""
+
+    before: float | None
+    """Before the first step; None if it was not measured then."""
+    after: float | None
+    """In its last evaluation; None if there was none."""
+    reward_before: float | None = None
+    """Mean reward before the first step."""
+    reward_after: float | None = None
+    """Mean reward in its last evaluation."""
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """Content of `summary.json` and of the table at the end of a run."""
 
@@ -35,7 +49,7 @@ class RunSummary:
     """Accuracy of the evaluation before the first step (`--eval_on_step_0`), 0 to 1; None if there was none, or if only reward
     functions score."""
     eval_accuracy_after: float | None
-    """Accuracy of the last evaluation, 0 to 1; None if there was none."""
+    """Accuracy of the last evaluation, 0 to 1; None if there was none, or if it measured only some of the sets."""
     training_steps: int
     wall_seconds: float
     """Seconds from the start of the step loop to the saved model. A resumed run adds to the sum that its checkpoint holds."""
@@ -48,6 +62,8 @@ class RunSummary:
     """Mean reward of the evaluation before the first step; None if there was none."""
     eval_reward_after: float | None = None
     """Mean reward of the last evaluation; None if there was none."""
+    eval_sets: dict[str, SetAccuracy] = field(default_factory=dict)
+    """Accuracies of the evaluation sets, by name; empty if the run does not measure its sets apart."""
 
 
 def write_summary(path: str | Path, summary: "RunSummary | Mapping[str, Any]") -> None:
@@ -60,6 +76,8 @@ def read_summary(path: str | Path) -> RunSummary:
     """The summary of a training run that `write_summary` wrote."""
     values: dict[str, Any] = json.loads(Path(path).read_text())
     values["prompts"] = PromptCounts(**values["prompts"])
+    of_sets = values.get("eval_sets", {})  # summaries of earlier versions have none
+    values["eval_sets"] = {name: SetAccuracy(**accuracies) for name, accuracies in of_sets.items()}
     return RunSummary(**values)
 
 
@@ -84,13 +102,13 @@ def format_table(rows: Sequence[Sequence[str]], alignment: Sequence[str], gap: i
 def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     prompts = summary.prompts
     before, after = summary.eval_accuracy_before, summary.eval_accuracy_after
-    gain = "" if before is None or after is None else f"  ({(after - before) * 100:+.1f} points)"
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(prompts.dropped.items()) if count)
     dropped = f"{sum(prompts.dropped.values()):,}" + (f"  ({reasons})" if reasons else "")
     return [
         *(_reward_rows(summary) if before is after is None else []),
         ("eval accuracy before", _format_share(before)),
-        ("eval accuracy after", _format_share(after) + gain),
+        ("eval accuracy after", _format_share(after) + _gain(before, after)),
+        *((f"  {name}", _change(one)) for name, one in summary.eval_sets.items()),
         ("training steps", f"{summary.training_steps:,}"),
         ("wall time", format_duration(summary.wall_seconds)),
         ("tokens/s", f"{summary.tokens_per_second:,.0f}"),
@@ -107,6 +125,19 @@ def _reward_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """The evaluations of a run in which only reward functions score."""
     rewards = {"eval reward before": summary.eval_reward_before, "eval reward after": summary.eval_reward_after}
     return [(name, f"{reward:.3f}") for name, reward in rewards.items() if reward is not None]
+
+
+def _change(of_set: SetAccuracy) -> str:
+    """`12.0% → 40.0%  (+28.0 points)`; where only reward functions score, `reward 0.120 → 0.400`."""
+    before, after = of_set.before, of_set.after
+    if before is None and after is None and of_set.reward_after is not None:
+        first = "not measured" if of_set.reward_before is None else f"{of_set.reward_before:.3f}"
+        return f"reward {first} → {of_set.reward_after:.3f}"
+    return f"{_format_share(before)} → {_format_share(after)}{_gain(before, after)}"
+
+
+def _gain(before: float | None, after: float | None) -> str:
+    return "" if before is None or after is None else f"  ({(after - before) * 100:+.1f} points)"
 
 
 def _format_share(share: float | None) -> str:

@@ -26,6 +26,7 @@ from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.sample_display import SampleDisplay
+from open_instruct.rollouts.source_metrics import SourceMetrics
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
@@ -81,6 +82,10 @@ class BatchProducer:
         self._reported_stale = 0
         """`num_stale_discarded` when the metrics of the last step were made."""
         self._over_issue = OverIssueBias()
+
+    @functools.cached_property
+    def _by_source(self) -> SourceMetrics:
+        return SourceMetrics(self._args, self._workflow, self._requests.train)
 
     @functools.cached_property
     def _traces(self) -> StepTraces | None:
@@ -247,6 +252,7 @@ class BatchProducer:
             metrics[name] = metrics.get(name, 0.0) + number
         return {
             **metrics,
+            **self._by_source.of_step(assembly.answers, [group for group, _ in assembly.trained]),
             **self._over_issue.metrics(),
             **self._workflow.metrics(assembly.rollouts, assembly.groups),
             **metrics_of_results(self._workflow, [*(rollout.result for rollout in assembly.rollouts), *left_out]),

@@ -133,7 +133,7 @@ class RolloutController:
             rubrics=_evolving_rubrics(args),
             functions=function_scoring(args, train_dataset, eval_dataset, lambda: flow.version),
         )
-        self._evaluations = evaluations = Evaluations(args, threads, workflow, len(eval_dataset or ()))
+        self._evaluations = evaluations = Evaluations(args, threads, workflow, eval_dataset)
         self._feeder = PromptFeeder(
             args, threads, flow, requests, evaluations, param_prompt_Q, self._custom_generation_logic
         )
@@ -207,16 +207,17 @@ class RolloutController:
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
-    def start_evaluation(self, version: int) -> None:
-        """Issue the evaluation prompts before training prompts. The engines must keep `version` until the evaluation ends."""
-        self._evaluations.start(version)
+    def start_evaluation(self, version: int, sets: Sequence[str] | None = None) -> None:
+        """Issue the prompts of these evaluation sets, or of all, before training prompts. The engines must keep `version` until
+        the evaluation ends."""
+        self._evaluations.start(version, sets)
 
     def get_evaluation(self, timeout_s: float) -> dict[str, Any]:
         """`eval/*` metrics of the evaluation under way. Waits at most `timeout_s` for its last result."""
         return self._evaluations.collect(timeout_s)
 
     def eval(self, rollout_id: int) -> None:
-        """Evaluate the weights of version `rollout_id`, and return when the last result has arrived.
+        """Evaluate the weights of version `rollout_id` on all sets, and return when the last result has arrived.
 
         If an evaluation of this version is under way, the call waits for it. An unfinished evaluation of another version, which
         a `TimeoutError` has left behind, is given up. The metrics are logged, and `take_evaluation` returns them. The engines
@@ -231,8 +232,7 @@ class RolloutController:
 
     def take_evaluation(self) -> dict[str, Any]:
         """`eval/*` metrics of the last `eval`, and some of its responses (`sample_completions`)."""
-        assert self._requests.held_out is not None
-        rows = completions(self._args, self._evaluations.answers, self._requests.held_out, self._tokenizer)
+        rows = completions(self._args, self._evaluations.answers, self._requests, self._tokenizer)
         return self._evaluated | ({COMPLETIONS: rows} if rows else {})
 
     def give_up_evaluation(self) -> None:

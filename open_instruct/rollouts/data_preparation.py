@@ -141,7 +141,7 @@ class DataPreparation:
         """An engine gave a group up: issue its prompt again, or drop it after `max_generation_attempts` failures."""
         is_tried_again = None
         if (evaluation := self._evaluations.measured_by(result)) is not None:
-            is_tried_again = evaluation.fail(self.scoring.all_wrong(result, self._args.eval_sampling.n))
+            is_tried_again = evaluation.fail(self.scoring.all_wrong(result))
         elif self._flow.waits_for(result.prompt_id, self.being_scored):  # else another copy of the result came
             is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
             if not is_tried_again:

@@ -52,7 +52,7 @@ def evaluation_metrics(
 
     Prompts that were given up count as wrong in both, and `eval/num_given_up` is their number. If they were left out, two
     evaluations would cover different prompts, and the evaluation with the shorter time limit would look better. Where `groups`
-    are only the last turns, `rollouts` are all turns; speed and scoring cost are computed from `rollouts`.
+    are only the last turns, `rollouts` are all turns; scoring cost is computed from `rollouts`.
     """
     rollouts = groups if rollouts is None else rollouts
     metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(rollouts)
@@ -60,10 +60,10 @@ def evaluation_metrics(
     if all(group.by_verifier for group in groups):  # reward functions do not say what is right
         renamed |= pass_at_k_metrics([is_right(group) for group in groups])
     renamed["eval/num_given_up"] = sum(not group.samples for group in groups)
-    return renamed | _speed(rollouts)
+    return renamed
 
 
-def _speed(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
+def speed_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
     """Tokens per second of an evaluation; empty if nothing was answered."""
     answered = [rollout for rollout in rollouts if rollout.samples]
     if not answered:

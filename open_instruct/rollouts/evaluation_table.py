@@ -1,10 +1,11 @@
 """The responses of an evaluation, as table rows for people and for other programs."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.scored_groups import ScoredGroup, said_by_functions
 
 if TYPE_CHECKING:
@@ -12,20 +13,22 @@ if TYPE_CHECKING:
 
 
 def completions(
-    args: GRPOConfig, groups: Sequence[ScoredGroup], dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase"
+    args: GRPOConfig, groups: Sequence[ScoredGroup], requests: PromptRequests, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[dict[str, Any]]:
-    """A row for each response to the first `--eval_completions` prompts. `scores` are rewards.
+    """A row for each response to the first `--eval_completions` prompts of each evaluation set. `scores` are rewards.
 
     The columns `prompt`, `response`, `scores` and `ground_truth` are those of open-instruct's table. `row` identifies a prompt,
-    because it is the place in the user's data. `source` is the file or data set that the row comes from, and `sample` counts the
-    responses to a prompt from 0. `rewards` are those of reward functions; what they gave to `log_extra` is in further columns.
+    because it is the place in the user's data. `source` is the file or data set that the row comes from, `set` is the name of the
+    evaluation set, and `sample` counts the responses to a prompt from 0. `rewards` are those of reward functions; what they gave
+    to `log_extra` is in further columns.
     """
-    limit = args.eval_completions
-    chosen = [group for group in groups if group.samples][: None if limit < 0 else limit]
+    dataset = requests.held_out
+    assert dataset is not None
     places = dataset.places
     return [
         {
             **said_by_functions(group, number),
+            "set": requests.evaluation_set(group.result.index).name,
             "row": places[group.result.index],
             "source": places.source_of(group.result.index),
             "sample": number,
@@ -37,8 +40,18 @@ def completions(
             "finish_reason": sample.finish_reason,
             "num_tokens": len(sample.response_ids),
         }
-        for group in chosen
+        for group in _first_of_each_set(groups, requests, args.eval_completions)
         for number, (sample, reward) in enumerate(
             zip(group.samples, group.rewards(args.verification_reward), strict=True)
         )
     ]
+
+
+def _first_of_each_set(groups: Sequence[ScoredGroup], requests: PromptRequests, limit: int) -> Iterator[ScoredGroup]:
+    """The first groups of each set that have responses; -1 is all."""
+    counts: Counter[str] = Counter()
+    for group in groups:
+        name = requests.evaluation_set(group.result.index).name
+        if group.samples and (limit < 0 or counts[name] < limit):
+            counts[name] += 1
+            yield group

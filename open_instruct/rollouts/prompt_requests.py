@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from open_instruct.config.evaluation_sets import EvaluationSet
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.prompt_order import PromptOrder
@@ -37,6 +38,7 @@ class PromptRequests:
         self.train = train
         self.held_out = held_out
         self._args = args
+        self._evaluation_sets = args.evaluation_sets
         self._workflow = workflow
         self._order = PromptOrder(len(train), args.seed)
         self.solved_rows: set[int] = set()
@@ -87,6 +89,11 @@ class PromptRequests:
         config = replace(self._args.train_sampling, seed=seed)
         return PromptRequest(row.prompt, config, row_number, prompt.prompt_id, prompt.version, task=task)
 
+    def evaluation_set(self, row_number: int) -> EvaluationSet:
+        """The set of a row of the evaluation data."""
+        assert self.held_out is not None
+        return self._evaluation_sets[self.held_out.entry_of(row_number)]
+
     def for_evaluation(self, evaluation: Evaluation, row_number: int) -> PromptRequest:
         """The request for a row of the evaluation data. Its seed is the same at every version, so that two evaluations differ
         only by their weights."""
@@ -95,5 +102,5 @@ class PromptRequests:
         seed = request_seed(self._args.seed, row_number, EVAL_STREAM)
         version, prompt_id = evaluation.version, evaluation.prompt_id(row_number)
         task = self._workflow.task(row, row_number, prompt_id=prompt_id, version=version, seed=seed, is_eval=True)
-        config = replace(self._args.eval_sampling, seed=seed)
+        config = replace(self.evaluation_set(row_number).sampling, seed=seed)
         return PromptRequest(row.prompt, config, row_number, prompt_id, version, marker=EVAL, task=task)

@@ -226,8 +226,9 @@ class ResultScoring:
             del kept["well_formed"]
         return replace(self.group(saved.result, saved.scores), **kept)
 
-    def all_wrong(self, result: GenerationResult, num_responses: int) -> ScoredGroup:
+    def all_wrong(self, result: GenerationResult) -> ScoredGroup:
         """The group of a result that an engine gave up, as an evaluation counts it: each verifier gives each response 0."""
+        num_responses = self._requests.evaluation_set(result.index).sampling.n
         nothing = np.zeros(num_responses, dtype=np.float32)
         names, weights = self._names_and_weights(result)
         functions = nothing_from(self._functions.specs, num_responses) if self._functions is not None else ()

@@ -12,17 +12,17 @@ evaluations would differ by more than their weights.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data_types import GenerationResult, Moment
-from open_instruct.rollouts.batch_metrics import scoring_metrics
-from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
+from open_instruct.rollouts.evaluation_measures import EvaluationMeasures, Outcomes, rows_of_sets
 from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
 from open_instruct.system.counted import counted_are
 from open_instruct.system.work_threads import WorkThreads
-from open_instruct.workflows.base import Workflow, metrics_of_results
+from open_instruct.workflows.base import Workflow
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +40,20 @@ class Evaluation:
 
     Args:
         version: the weights that are evaluated.
-        num_rows: number of prompts, one for each row of the data set.
+        rows: the rows of the evaluation data that are measured, one prompt for each.
+        sets: the names of the sets that these rows are, for the metrics.
         max_attempts: how often the engines may fail on a prompt. The loss of a prompt with its engine is not a failure.
     """
 
-    def __init__(self, version: int, num_rows: int, *, max_attempts: int) -> None:
+    def __init__(self, version: int, rows: Sequence[int], *, max_attempts: int, sets: Sequence[str] = ()) -> None:
         self.version = version
-        self.num_rows = num_rows
+        self.sets = sets
+        self.num_rows = len(rows)
         self.began = Moment()
         self.seconds = 0.0
         """Time from the start to the last result so far."""
         self._max_attempts = max_attempts
-        self._to_issue = deque(range(num_rows))
+        self._to_issue = deque(rows)
         self._out: set[int] = set()
         """Rows that were issued and did not come back."""
         self._being_scored: set[int] = set()
@@ -135,27 +137,11 @@ class Evaluation:
     def is_complete(self) -> bool:
         return self.num_done == self.num_rows
 
-    @property
-    def groups(self) -> Sequence[ScoredGroup]:
-        """In the order of the data set. Groups that were given up have scores of 0 and no responses; groups that were left out
-        are missing."""
-        return [group for _, group in sorted(self._groups.items())]
-
-    @property
-    def num_left_out(self) -> int:
-        """Number of prompts that are left out because a response was not scored."""
-        return len(self._left_out)
-
-    @property
-    def scoring(self) -> dict[str, float]:
-        """How many responses were not scored, and what scoring cost, over all rows, including rows that were left out."""
-        return under_eval(scoring_metrics([*self.groups, *self._left_out.values()]))
-
-    @property
-    def results(self) -> list[GenerationResult]:
-        """The results of all rows; those of rows that were left out have no samples."""
-        left_out = [one.result for one in self._left_out.values() if one.result is not None]
-        return [*(group.result for group in self.groups), *left_out]
+    def outcomes(self, rows: Collection[int] | None = None) -> Outcomes:
+        """What became of these rows, or of all, in the order of the data."""
+        groups = [group for row, group in sorted(self._groups.items()) if rows is None or row in rows]
+        left_out = [group for row, group in sorted(self._left_out.items()) if rows is None or row in rows]
+        return Outcomes(groups, left_out)
 
     @property
     def num_given_up(self) -> int:
@@ -189,30 +175,32 @@ def _check_versions(result: GenerationResult, version: int) -> None:
     assert seen <= {version}, f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(seen)}"
 
 
-def under_eval(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with `eval/` in front of each name, so that none replaces a metric of training in the same row."""
-    return {f"eval/{name.removeprefix('eval/')}": value for name, value in metrics.items()}
-
-
 class Evaluations:
-    """At most one evaluation at a time. `num_rows` is the size of the evaluation data, 0 if there are none."""
+    """At most one evaluation at a time, of all sets of the evaluation data or of some. `held_out` is None if there are none."""
 
-    def __init__(self, args: GRPOConfig, threads: WorkThreads, workflow: Workflow, num_rows: int) -> None:
+    def __init__(
+        self, args: GRPOConfig, threads: WorkThreads, workflow: Workflow, held_out: PromptDataset | None
+    ) -> None:
         self.current: Evaluation | None = None
         self.answers: Sequence[ScoredGroup] = ()
         """The last evaluation's answers, in the order of the data."""
         self._args = args
         self._threads = threads
-        self._workflow = workflow
-        self._num_rows = num_rows
+        self._measures = EvaluationMeasures(args, workflow)
+        self._sets = {} if held_out is None else rows_of_sets(args, held_out)
 
-    def start(self, version: int) -> None:
-        """Let the evaluation prompts be issued. The engines must keep `version` until the evaluation is collected."""
-        assert self._num_rows, "there is no evaluation dataset"
+    def start(self, version: int, sets: Sequence[str] | None = None) -> None:
+        """Let the prompts of these sets be issued, or of all. The engines must keep `version` until the evaluation is
+        collected."""
+        assert self._sets, "there is no evaluation dataset"
+        names = [name for name in self._sets if sets is None or name in sets]
+        rows = [row for name in names for row in self._sets[name]]
+        assert rows, f"no evaluation set is called {' or '.join(sets or ())}"
         with self._threads.lock:
             self._threads.raise_error()
             assert self.current is None, f"the evaluation of version {self.current.version} is not collected"
-            self.current = Evaluation(version, self._num_rows, max_attempts=self._args.max_generation_attempts)
+            attempts = self._args.max_generation_attempts
+            self.current = Evaluation(version, rows, max_attempts=attempts, sets=names)
             self._threads.lock.notify_all()
 
     def go_on_with(self, version: int) -> None:
@@ -253,18 +241,14 @@ class Evaluations:
                 self.current = None
         if evaluation.num_given_up:
             logger.warning("%s", evaluation.why_given_up())
-        metrics = self._metrics(evaluation.groups) if evaluation.groups else {}
-        metrics |= evaluation.scoring
-        metrics |= under_eval(metrics_of_results(self._workflow, evaluation.results))
+        outcomes = evaluation.outcomes()
+        self.answers = self._measures.answers(outcomes)
+        by_set = {name: evaluation.outcomes(self._sets[name]) for name in evaluation.sets}
+        is_whole = len(by_set) == len(self._sets)
+        metrics = self._measures.of_evaluation(outcomes, by_set, is_whole=is_whole)
         metrics |= {f"eval/model_step_{name}": evaluation.version for name in ("min", "mean", "max")}
-        metrics["eval/num_not_scored"] = evaluation.num_left_out
         metrics["time/eval"] = evaluation.seconds  # not up to now: the driver asks once the next step is trained
         return metrics
-
-    def _metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, Any]:
-        self.answers = answers = self._workflow.evaluated(groups)
-        metrics = evaluation_metrics(answers, verification_reward=self._args.verification_reward, rollouts=groups)
-        return metrics | under_eval(self._workflow.evaluation_metrics(groups))
 
     def give_up(self) -> None:
         """Forget the evaluation under way."""

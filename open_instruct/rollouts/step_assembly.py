@@ -106,6 +106,11 @@ class StepAssembly:
         return [group for parts in self._parts for group in parts]
 
     @property
+    def answers(self) -> list[ScoredGroup]:
+        """The groups that rewards are measured on: those that a verifier or an environment has rewarded, or all if none has."""
+        return [group for group in self.groups if group.has_rewards] or self.groups
+
+    @property
     def has_gradient(self) -> bool:
         """Whether there is a token to train on. A step without any must not reach the learners, because momentum would still move
         the weights."""
@@ -300,7 +305,7 @@ class StepAssembly:
         kept = sorted(self._kept, key=lambda one: one.issue_number)
         samples = [sample for one in kept for sample in one.samples]
         groups = [one.group for one in kept]
-        answers = [group for group in self.groups if group.has_rewards] or self.groups
+        answers = self.answers
         is_kept = set(map(id, groups))
         trained = [group for group in answers if id(group) in is_kept] or answers
         of_all = batch_metrics.response_metrics(answers, verification_reward=args.verification_reward)

@@ -3,10 +3,10 @@ weights to replaced engines while a run waits."""
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from open_instruct.report.metrics_file import ACCURACY_KEY, EVAL_REWARD_KEY
+from open_instruct.report.accuracies import Accuracies
 from open_instruct.run.wiring import Run
 
 logger = logging.getLogger(__name__)
@@ -22,34 +22,43 @@ def control_wait(run: Run) -> ControlWait:
     return functools.partial(run.components.wait, timeout_s=CONTROL_S)
 
 
-def evaluation_is_due(run: Run) -> bool:
-    every, step = run.args.local_eval_every, run.progress.training_step
-    return run.evaluates and every > 0 and (step % every == 0 or step == run.args.num_training_steps)
+def due_sets(run: Run) -> tuple[str, ...]:
+    """The names of the evaluation sets on which the weights of the last training step are evaluated."""
+    step, last_step = run.progress.training_step, run.args.num_training_steps
+    return tuple(one.name for one in run.evaluation_sets if one.is_due(step, last_step=last_step))
 
 
-def evaluation_is_missing(run: Run, *, was_under_way: bool) -> bool:
-    """Whether the version that a resumed run starts from must still be evaluated, because its evaluation was cut off or has not
-    begun.
+def missing_sets(run: Run, under_way: Collection[str] | None) -> tuple[str, ...]:
+    """The sets on which the version that a resumed run starts from must still be evaluated, because their evaluation was cut off
+    or has not begun.
 
-    If `metrics.jsonl` already has the evaluation, the run takes the accuracy from that file.
+    The run takes the accuracies that `metrics.jsonl` already has from that file.
+
+    Args:
+        under_way: the sets whose evaluation was under way when the checkpoint was written; None: all.
     """
-    if not run.evaluates or not (was_under_way or evaluation_is_due(run)):
-        return False
-    accuracy = run.log.accuracy_at(run.progress.training_step)
-    if accuracy is not None:
-        run.progress.eval_accuracy_after, run.progress.eval_reward_after = accuracy.share, accuracy.reward
-    return accuracy is None
+    due = due_sets(run)
+    wanted = [one.name for one in run.evaluation_sets if one.name in due or under_way is None or one.name in under_way]
+    if not wanted:
+        return ()
+    written = run.log.accuracies_at(run.progress.training_step)
+    if written is not None:
+        run.progress.take(written)
+    if written is not None and written.whole is not None:
+        return ()
+    return tuple(name for name in wanted if written is None or name not in written.of_sets)
 
 
-def start_evaluation(run: Run) -> None:
-    """Issue the evaluation prompts. The engines keep their weights until `maybe_evaluate` has the results."""
+def start_evaluation(run: Run, sets: Sequence[str]) -> None:
+    """Issue the prompts of these evaluation sets. The engines keep their weights until `maybe_evaluate` has the results."""
     version = run.progress.training_step
     run.components.wait(
-        run.components.rollouts.controller.start_evaluation.remote(version),
+        run.components.rollouts.controller.start_evaluation.remote(version, sets),
         what="the start of an evaluation",
         timeout_s=CONTROL_S,
     )
     run.evaluation_of = version
+    run.sets_under_way = tuple(sets)
 
 
 def give_weights_to_replacements(run: Run) -> None:
@@ -106,16 +115,13 @@ def take_complete_evaluation(run: Run, wait: ControlWait) -> None:
 def _take_evaluation(run: Run, version: int, wait: ControlWait) -> None:
     """Report the evaluation that has ended."""
     metrics = wait(run.components.rollouts.controller.take_evaluation.remote(), what="the evaluation's metrics")
-    if not {ACCURACY_KEY, EVAL_REWARD_KEY} & metrics.keys():
-        logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", version)
-        run.evaluation_of = None
-        return
-    accuracy, reward = metrics.get(ACCURACY_KEY), metrics.get(EVAL_REWARD_KEY)
-    if version == 0:
-        run.progress.eval_accuracy_before, run.progress.eval_reward_before = accuracy, reward
-    run.progress.eval_accuracy_after, run.progress.eval_reward_after = accuracy, reward
-    run.log.evaluation(version, metrics)
     run.evaluation_of = None
+    accuracies = Accuracies.of(metrics)
+    if accuracies is None:
+        logger.error("the evaluation of version %d measured nothing: no verifier scored a prompt", version)
+        return
+    run.progress.take(accuracies, is_before=version == 0)
+    run.log.evaluation(version, metrics)
 
 
 class NoEngineHasTheWeights(Exception):

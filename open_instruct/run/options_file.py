@@ -1,7 +1,8 @@
 """`options.json`: the options of a run as they were given and as they are in force, written at each start.
 
     {"started": …, "command": "open_instruct/grpo_fast.py --seed 1 …", "directory": …, "host": …, "versions": {"torch": …},
-     "given": {"seed": "1"}, "derived": {"async_steps": 1}, "in_force": {"seed": 1, "async_steps": 1, …}}
+     "given": {"seed": "1"}, "derived": {"async_steps": 1}, "in_force": {"seed": 1, "async_steps": 1, …},
+     "evaluation_sets": [{"name": "plus", "data": "data/plus.jsonl", "sampling": {…}, "interval": 50, …}, …]}
 
 A resumed run keeps the file of each earlier start as `options_1.json`, `options_2.json`, and so on. Everything that looks like a
 secret is masked.
@@ -13,6 +14,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -111,6 +113,7 @@ def write_options(args: GRPOConfig) -> Path:
         "given": args.given,
         "derived": derived(args),
         "in_force": options_in_force(args),
+        "evaluation_sets": [asdict(one) for one in args.evaluation_sets],
     }
     write_atomically(path, json.dumps(masked(to_json_value(content)), indent=1, ensure_ascii=False).encode() + b"\n")
     return path

@@ -151,6 +151,7 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
             "identity": run.identity,
             "progress": vars(run.progress),
             "evaluation_of": run.evaluation_of,
+            "sets_under_way": list(run.sets_under_way) if run.evaluation_of is not None else [],
             ALL_OPTIONS: options_as_text(run.args),
         }
         with _learners_alone(run, is_last=is_last):

@@ -1,21 +1,25 @@
 """The state file of a checkpoint. It holds the progress of a run, and this module checks it before a run resumes from it.
 
-    {"identity": run_identity(…), "progress": {"training_step": 2, …}, "evaluation_of": null}
+    {"identity": run_identity(…), "progress": {"training_step": 2, …}, "evaluation_of": null, "sets_under_way": []}
 
 Anybody may have edited the file, so its shape is checked here, before any other code reads it.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from open_instruct.data.run_identity import OPTIONS
+from open_instruct.report.accuracies import Accuracies, Measure
 
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Reward = Annotated[float, Field(allow_inf_nan=False)]
+SetMeasure = dict[str, Reward | None]
+"""`share` and `reward` of an evaluation set, as in `Measure`."""
 
 
 @dataclass
@@ -32,8 +36,22 @@ class Progress:
     wall_seconds: Number = 0.0
     eval_accuracy_before: Number | None = None
     eval_accuracy_after: Number | None = None
-    eval_reward_before: Number | None = None
-    eval_reward_after: Number | None = None
+    eval_reward_before: Reward | None = None
+    eval_reward_after: Reward | None = None
+    """As the accuracy, None too if the last evaluation measured only some of the sets."""
+    eval_sets_before: dict[str, SetMeasure] = field(default_factory=dict)
+    eval_sets_after: dict[str, SetMeasure] = field(default_factory=dict)
+    """Of each evaluation set, by its name."""
+
+    def take(self, accuracies: Accuracies, *, is_before: bool = False) -> None:
+        """Remember an evaluation, of the weights before the first step if `is_before`."""
+        whole = accuracies.whole or Measure(None, None)
+        of_sets = {name: {"share": one.share, "reward": one.reward} for name, one in accuracies.of_sets.items()}
+        if is_before:
+            self.eval_accuracy_before, self.eval_reward_before = whole.share, whole.reward
+            self.eval_sets_before |= of_sets
+        self.eval_accuracy_after, self.eval_reward_after = whole.share, whole.reward
+        self.eval_sets_after |= of_sets
 
 
 class _Shape(BaseModel):
@@ -66,6 +84,8 @@ class _Data(_Shape):
 
 class _Evaluation(_Shape):
     evaluation_of: Count | None
+    sets_under_way: list[str] | None = None
+    """Checkpoints of earlier versions have none."""
 
 
 def mistake_in(state: Mapping[str, Any], training_step: int) -> str:

@@ -15,15 +15,15 @@ from typing import Any
 from open_instruct.data.run_identity import says_which_data
 from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.report.run_log import ComponentStatus
-from open_instruct.report.run_summary import PromptCounts, RunSummary
+from open_instruct.report.run_summary import PromptCounts, RunSummary, SetAccuracy
 from open_instruct.rollouts.batch_progress import BatchProgress
 from open_instruct.rollouts.rollout_state import FILE as ROLLOUT_STATE
 from open_instruct.run.evaluation_schedule import (
     CONTROL_S,
-    evaluation_is_due,
-    evaluation_is_missing,
+    due_sets,
     give_weights_to_replacements,
     maybe_evaluate,
+    missing_sets,
     start_evaluation,
 )
 from open_instruct.run.fully_async_trainer import StepHooks, TrainedStep
@@ -37,7 +37,7 @@ from open_instruct.run.run_saving import (
     save_if_due,
     save_model,
 )
-from open_instruct.run.run_state import Progress
+from open_instruct.run.run_state import Progress, SetMeasure
 from open_instruct.run.wiring import Run
 from open_instruct.system.interruption import Interrupted
 
@@ -48,7 +48,7 @@ def resume(run: Run) -> None:
     """Resume from the newest checkpoint if there is one, and in any case bring the weights to the engines."""
     newest = run.store.newest()
     components, controller = run.components, run.components.rollouts.controller
-    evaluation_was_under_way = False
+    under_way: list[str] | None = []
     if newest is not None:
         path, progress = newest.path, Progress(**newest.state["progress"])
         for torn in newest.passed_over:
@@ -71,12 +71,12 @@ def resume(run: Run) -> None:
             interruptible=True,
         )
         run.progress = progress
-        evaluation_was_under_way = newest.state["evaluation_of"] is not None
+        under_way = newest.state.get("sets_under_way") if newest.state["evaluation_of"] is not None else []
     run.log.started(run.progress.training_step, newest.path if newest else None)
     with LoadingReport("the engines' first weights"):
         run.synchronizer.sync(run.progress.training_step)
-    if newest is not None and evaluation_is_missing(run, was_under_way=evaluation_was_under_way):
-        start_evaluation(run)
+    if newest is not None and (missing := missing_sets(run, under_way)):
+        start_evaluation(run, missing)
     components.wait(
         controller.start.remote(run.progress.training_step), what="the controller's start", timeout_s=CONTROL_S
     )
@@ -142,8 +142,8 @@ def train(run: Run, clock: WallClock) -> None:
     args, hooks = run.args, LoopHooks(run)
     clock.start()
     forget_times_of_the_start(run)
-    if run.evaluates and args.eval_on_step_0 and run.progress.training_step == 0:
-        start_evaluation(run)
+    if run.evaluation_sets and args.eval_on_step_0 and run.progress.training_step == 0:
+        start_evaluation(run, [one.name for one in run.evaluation_sets])
     for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
         step = run.trainer.train_step(training_step, hooks)
         with recorded(run, step, clock), committed(run, training_step):
@@ -228,12 +228,13 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     New prompts are admitted while the weights are being sent. With `--colocate` they are admitted afterwards, because an engine
     that starts a prompt takes memory that the learners still hold.
     """
-    sends = training_step % run.args.trigger_parameter_sync_step == 0 or evaluation_is_due(run)
+    evaluated = due_sets(run)
+    sends = training_step % run.args.trigger_parameter_sync_step == 0 or bool(evaluated)
     weights_come_first = run.components.sharing.is_exclusive
     if sends and weights_come_first:
         run.synchronizer.sync(training_step)
-    if evaluation_is_due(run):
-        start_evaluation(run)  # before training prompts are admitted, so that the evaluation does not queue behind them
+    if evaluated:  # before training prompts are admitted, so that the evaluation does not queue behind them
+        start_evaluation(run, evaluated)
     told = tell_version(run, training_step, engines_get_it=sends)
     if sends and not weights_come_first:
         run.synchronizer.sync(training_step)
@@ -313,6 +314,18 @@ def finish(run: Run, clock: WallClock) -> None:
     run.log.ended(summarize(run, model=model), exit_code=0)
 
 
+def _set_accuracies(run: Run) -> dict[str, SetAccuracy]:
+    if not run.args.measures_sets_apart:
+        return {}
+    nothing: SetMeasure = {"share": None, "reward": None}
+    accuracies = {}
+    for one in run.evaluation_sets:
+        before = run.progress.eval_sets_before.get(one.name, nothing)
+        after = run.progress.eval_sets_after.get(one.name, nothing)
+        accuracies[one.name] = SetAccuracy(before["share"], after["share"], before["reward"], after["reward"])
+    return accuracies
+
+
 def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
     """Close the ledger and sum up the run. `checkpoint` is the saved model, or the newest checkpoint if the run was cut short."""
     progress = run.progress
@@ -328,6 +341,7 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
         eval_accuracy_after=progress.eval_accuracy_after,
         eval_reward_before=progress.eval_reward_before,
         eval_reward_after=progress.eval_reward_after,
+        eval_sets=_set_accuracies(run),
         training_steps=progress.training_step,
         wall_seconds=progress.wall_seconds,
         tokens_per_second=progress.num_total_tokens / progress.wall_seconds if progress.wall_seconds else 0.0,

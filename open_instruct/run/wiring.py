@@ -1,5 +1,6 @@
 """Makes everything that the step loop works with, in one pass."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,6 +8,7 @@ from ray.util.queue import Queue
 
 from open_instruct.cluster.placement_plan import CannotPlace
 from open_instruct.config.cli import fail_with
+from open_instruct.config.evaluation_sets import EvaluationSet
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.run_identity import run_identity
 from open_instruct.data.run_inputs import RunInputs
@@ -49,7 +51,8 @@ class Run:
     components: Components
     log: RunLog
     store: CheckpointStore
-    evaluates: bool
+    evaluation_sets: Sequence[EvaluationSet]
+    """Empty if the run is not evaluated."""
     trainer: FullyAsyncTrainer
     synchronizer: ParameterSynchronizer
     message_queue: MessageQueue
@@ -60,6 +63,8 @@ class Run:
     progress: Progress = field(default_factory=Progress)
     evaluation_of: int | None = None
     """Version whose evaluation is in flight."""
+    sets_under_way: Sequence[str] = ()
+    """The sets that it measures."""
 
 
 def set_up(
@@ -74,7 +79,7 @@ def set_up(
         components=components,
         log=log,
         store=checkpoint_store(args),
-        evaluates=inputs.eval_dataset is not None,
+        evaluation_sets=args.evaluation_sets,
         trainer=roles.trainer(args, components, message_queue, timer),
         synchronizer=ParameterSynchronizer(args, components, WeightAgreement(args, components)),
         message_queue=message_queue,

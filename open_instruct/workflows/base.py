@@ -12,7 +12,7 @@ import random
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -255,11 +255,10 @@ class Workflow(ABC):
     @classmethod
     def lengths(cls, args: "GRPOConfig") -> Lengths:
         """Upper bounds that size the engine's context, the rows of a batch and the queues."""
-        longest = max(args.response_length, args.eval_sampling.max_tokens)
         return Lengths(
             prompt=args.max_prompt_token_length,
             response=args.response_length,
-            sequence=args.max_prompt_token_length + longest,
+            sequence=args.max_prompt_token_length + args.longest_response,
             trained=args.max_prompt_token_length + args.response_length,
             samples=args.num_samples_per_prompt_rollout,
         )
@@ -302,6 +301,11 @@ class Workflow(ABC):
         """The tools, in OpenAI's format, that the chat template describes in the row's prompt."""
         del facts
         return []
+
+    def row_environments(self, facts: Mapping[str, Any]) -> Iterable[str]:
+        """The environments that a row names. Each has metrics of its own, `environment/<name>/…`."""
+        del facts
+        return ()
 
     def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
         """Messages about what the workflow needs and the run's chat template cannot do. Each message says what to do."""

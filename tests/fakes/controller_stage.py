@@ -142,7 +142,7 @@ class Play:
         teacher: PlayedTeacher | None = None,
         **options: Any,
     ):
-        self.args = make_args(**{"async_steps": 0, **options})
+        self.args = make_args(**{"async_steps": 0, "dataset_mixer_eval_list": ["held_out.jsonl", "1.0"], **options})
         self.datasets = {False: train, True: held_out}
         self.tokenizer = tokenizer
         self.prompt_queue, self.result_queue = FakeQueue(room), FakeQueue()

@@ -4,20 +4,25 @@ What the driver itself does is real: the step loop, the trainer, the synchronize
 """
 
 import json
+import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from conftest import make_args
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.data_types import RolloutBatch
 from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.grpo_fast import run_to_its_end
+from open_instruct.learners.step_sums import NONFINITE_STEPS
+from open_instruct.report import run_log
 from open_instruct.report.run_log import RunLog
 from open_instruct.rollouts.batch_progress import BatchProgress, Returned, RolloutNews
+from open_instruct.run import fully_async_trainer
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
@@ -29,6 +34,21 @@ from open_instruct.system.timer import Timer
 
 NUM_STEPS = 6
 PROMPTS_PER_STEP = 4
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A run sends its log to its own directory."""
+    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 0})
+    monkeypatch.setattr(run_log, "plot_reward_curve", lambda *_: None)
+    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 class PowerLoss(BaseException):
@@ -115,6 +135,9 @@ class PlayedController:
         self.evaluated: list[int] = []
         """Versions whose evaluation was collected."""
         self.evaluating: int | None = None
+        self.sets: Sequence[str] = ()
+        """The evaluation sets of the last evaluation."""
+        self.num_sets = 1
         self.evaluation_is_complete = False
 
     def load(self, training_step: int, path: str) -> None:
@@ -136,15 +159,16 @@ class PlayedController:
     def set_version(self, version: int) -> None:
         pass
 
-    def start_evaluation(self, version: int) -> None:
+    def start_evaluation(self, version: int, sets: Sequence[str]) -> None:
         assert self.evaluating is None
-        self.evaluating = version
+        self.evaluating, self.sets = version, sets
 
     def take_evaluation(self) -> dict[str, float]:
         assert self.evaluating is not None
         self.evaluated.append(self.evaluating)
         version, self.evaluating = self.evaluating, None
-        return {"eval/pass_at_1": version / 100}
+        by_set = {f"eval/{name}/pass_at_1": version / 100 for name in self.sets if self.num_sets > 1}
+        return by_set | ({"eval/pass_at_1": version / 100} if len(self.sets) == self.num_sets else {})
 
     def give_up_evaluation(self) -> None:
         self.evaluating = None
@@ -317,6 +341,7 @@ def played_run(
     settings: dict[str, Any] = {
         "output_dir": str(output_dir),
         "total_episodes": 16 * NUM_STEPS,
+        "dataset_mixer_eval_list": ["held_out.jsonl", "1.0"],
         "local_eval_every": 2,
         "checkpoint_state_freq": -1,
         "save_freq": -1,
@@ -325,6 +350,7 @@ def played_run(
     }
     args = make_args(**settings)
     components: Any = PlayedComponents(during=during, at_time=at_time, power_fails=power_fails)
+    components.controller.num_sets = len(args.evaluation_sets)
     messages: Any = PlayedMessages(num_batches)
     timer = Timer()
     return Run(
@@ -332,7 +358,7 @@ def played_run(
         components=components,
         log=RunLog(args),
         store=checkpoint_store(args),
-        evaluates=True,
+        evaluation_sets=args.evaluation_sets,
         trainer=FullyAsyncTrainer(args, components, messages, timer),
         synchronizer=ParameterSynchronizer(args, components),
         message_queue=messages,

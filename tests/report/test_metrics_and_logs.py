@@ -474,7 +474,7 @@ def test_a_terminal_shows_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None
     reader, writer = os.openpty()
     with os.fdopen(writer, "w") as terminal, ProgressLine(total=10, stream=terminal) as line:
         line.wait("step 1: 0/8 groups")
-        line.update(replace(PROGRESS, step=4, evaluation=Accuracy(0.75, 2)))
+        line.update(replace(PROGRESS, step=4, accuracies=[Accuracy(0.75, 2)]))
         line.wait("step 5: 2/8 groups")
     shown = read_all(reader)
     assert "4/10  ETA 0s  reward 0.500" in shown

@@ -221,6 +221,7 @@ def test_the_end_leaves_summary_table_and_plot(
         "prompts": {"issued": 9, "consumed": 6, "dropped": {"zero_std": 2, "run_ended": 1}, "reissued": 4},
         "checkpoint": "out/model",
         "plot": str(tmp_path / PLOT_FILE),
+        "eval_sets": {},
     }
     assert (tmp_path / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
     assert summary.plot == str(tmp_path / PLOT_FILE)
@@ -264,6 +265,20 @@ def test_the_live_line_shows_the_step_and_the_last_accuracy(
     assert "reward 3.000  10 tok/s" in shown  # of how much is not known
     assert "queues 1/2" in shown
     assert "eval 25% (step 0)" in shown
+
+
+def test_the_live_line_names_each_evaluation_set_and_its_step(
+    make_log: Callable[[], RunLog], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_log()
+    log.started(0, None)
+    log.evaluation(2, {"eval/plus/pass_at_1": 0.1, "eval/minus/pass_at_1": 0.2, "eval/pass_at_1": 0.15})
+    log.evaluation(4, {"eval/plus/pass_at_1": 0.5})
+    log.step(row_of(6))
+    assert "eval plus 50% (step 4), minus 20% (step 2)" in capsys.readouterr().err
+    told = (tmp_path / "logs" / "driver.log").read_text()
+    assert "evaluation after step 2: plus 10.0% right, minus 20.0% right" in told
+    assert log.accuracies_at(6) is None
 
 
 def test_the_live_line_says_how_much_a_reward_can_be(

@@ -8,6 +8,7 @@ import pytest
 from open_instruct.report.run_summary import (
     PromptCounts,
     RunSummary,
+    SetAccuracy,
     format_summary_table,
     format_table,
     read_summary,
@@ -26,6 +27,11 @@ def summary() -> RunSummary:
         prompts=PromptCounts(issued=1620, consumed=1500, dropped={"zero_std": 100, "run_ended": 20}, reissued=3),
         checkpoint="out/x/final",
         plot="out/x/reward_curve.png",
+        eval_sets={
+            "plus": SetAccuracy(0.25, 0.75),
+            "minus": SetAccuracy(None, 0.5),
+            "own": SetAccuracy(None, None, -1.0, 0.5),
+        },
     )
 
 
@@ -47,6 +53,11 @@ def test_summary_json_has_the_documented_keys(tmp_path: Path, summary: RunSummar
         },
         "checkpoint": "out/x/final",
         "plot": "out/x/reward_curve.png",
+        "eval_sets": {
+            "plus": {"before": 0.25, "after": 0.75, "reward_before": None, "reward_after": None},
+            "minus": {"before": None, "after": 0.5, "reward_before": None, "reward_after": None},
+            "own": {"before": None, "after": None, "reward_before": -1.0, "reward_after": 0.5},
+        },
     }
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert read_summary(tmp_path / "summary.json") == summary
@@ -57,6 +68,9 @@ def test_the_table_says_all_of_it(summary: RunSummary) -> None:
     said = [
         "37.5%",
         "93.8%  (+56.2 points)",
+        "plus                 25.0% → 75.0%  (+50.0 points)",
+        "minus                not measured → 50.0%",
+        "own                  reward -1.000 → 0.500",
         "2,346",
         "1,620",
         "1,500",

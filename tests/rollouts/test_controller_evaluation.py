@@ -67,7 +67,7 @@ def test_answers_of_an_evaluation_are_handed_over(make_play: MakePlay, limit: in
     assert len(rows) == number * len(play.answer(requests[0]).samples)
     for row in rows:
         assert set(row) == {
-            *("row", "source", "sample", "prompt", "response", "scores"),
+            *("set", "row", "source", "sample", "prompt", "response", "scores"),
             *("ground_truth", "dataset", "finish_reason", "num_tokens"),
         }
         assert row["prompt"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from group_fakes import make_group
 
-from open_instruct.rollouts.evaluation_metrics import evaluation_metrics, pass_at_k_metrics
+from open_instruct.rollouts.evaluation_metrics import evaluation_metrics, pass_at_k_metrics, speed_metrics
 from open_instruct.scored_groups import ScoredGroup, last_samples
 
 
@@ -16,7 +16,7 @@ def test_evaluation_metrics() -> None:
         make_group([1], lengths=[4], seconds=2.0, start_time=100.0),
         make_group([0.5], lengths=[8], reasons=["length"], seconds=1.0, start_time=103.0),
     ]
-    metrics = evaluation_metrics(groups, verification_reward=10.0)
+    metrics = evaluation_metrics(groups, verification_reward=10.0) | speed_metrics(groups)
     assert all(key.startswith("eval/") for key in metrics)
     chosen = {
         "eval/scores": 7.5,
@@ -60,8 +60,9 @@ def given_up(group: ScoredGroup) -> ScoredGroup:
 def test_evaluation_counts_prompts_that_were_given_up_as_wrong_and_not_as_short() -> None:
     answered = [make_group([1], lengths=[4], seconds=2.0, start_time=100.0), make_group([0], lengths=[8])]
     late = given_up(make_group([1], lengths=[0], seconds=500.0, start_time=0.0))
-    alone = evaluation_metrics(answered, verification_reward=10.0)
+    alone = evaluation_metrics(answered, verification_reward=10.0) | speed_metrics(answered)
     metrics = evaluation_metrics([*answered, late, late], verification_reward=10.0)
+    metrics |= speed_metrics([*answered, late, late])
     assert (alone["eval/num_given_up"], metrics["eval/num_given_up"]) == (0, 2)
     assert (alone["eval/pass_at_1"], metrics["eval/pass_at_1"]) == (0.5, 0.25)
     assert metrics["eval/scores"] == 2.5
@@ -78,13 +79,14 @@ def test_evaluation_counts_prompts_that_were_given_up_as_wrong_and_not_as_short(
 def test_the_speed_of_an_evaluation_is_that_of_all_turns() -> None:
     whole = make_group([1], lengths=[30], seconds=2.0, start_time=100.0)
     last_turn = make_group([1], lengths=[10], seconds=2.0, start_time=100.0)
-    metrics = evaluation_metrics([last_turn], verification_reward=1.0, rollouts=[whole])
+    metrics = evaluation_metrics([last_turn], verification_reward=1.0, rollouts=[whole]) | speed_metrics([whole])
     assert metrics["eval/sequence_lengths"] == 10
     assert metrics["eval/response_tokens_per_second"] == 15
 
 
 def test_evaluation_of_which_nothing_came_back_knows_no_lengths() -> None:
-    metrics = evaluation_metrics([given_up(make_group([1]))], verification_reward=10.0)
+    nothing = [given_up(make_group([1]))]
+    metrics = evaluation_metrics(nothing, verification_reward=10.0) | speed_metrics(nothing)
     assert (metrics["eval/pass_at_1"], metrics["eval/num_given_up"]) == (0.0, 1)
     assert not [name for name in metrics if "length" in name or "stop_rate" in name or "per_second" in name]
 

@@ -1,8 +1,7 @@
 """The driver's step loop with parts that are played: what a signal does in each phase, and what a resumed run repeats."""
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,14 @@ from unittest.mock import Mock
 
 import pytest
 from conftest import make_args
-from driver_fakes import NUM_STEPS, PowerLoss, batch_progress, go, played_run
+from driver_fakes import (  # noqa: F401 - a fixture
+    NUM_STEPS,
+    PowerLoss,
+    batch_progress,
+    go,
+    logging_as_before,
+    played_run,
+)
 from whole_runs import assert_each_prompt_once, prompts_by_step, rows
 
 from open_instruct import grpo_fast
@@ -24,21 +30,6 @@ from open_instruct.run import fully_async_trainer, parameter_synchronizer, step_
 from open_instruct.run.device_sharing import DeviceSharing
 from open_instruct.run.run_saving import checkpoint_store, resumes_the_same_run
 from open_instruct.storage.checkpoints import STATE_FILE
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A run sends its log to its own directory."""
-    monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 0})
-    monkeypatch.setattr(run_log, "plot_reward_curve", lambda *_: None)
-    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
-    handlers, levels = list(root.handlers), (root.level, ours.level)
-    yield
-    for handler in [handler for handler in root.handlers if handler not in handlers]:
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
 
 
 def evaluated_steps(out: Path) -> list[int]:
@@ -95,7 +86,7 @@ def test_prompts_travel_beside_the_weights_unless_devices_are_shared(tmp_path: P
     assert go(run) == 0
     assert prompts_are_admitted == {0: False} | dict.fromkeys(range(1, NUM_STEPS + 1), not share_devices)
     for step in (2, 4, 6):  # evaluations
-        assert calls.index(("start_evaluation", step)) < calls.index(("set_version", step))
+        assert calls.index(("start_evaluation", step, ("held_out",))) < calls.index(("set_version", step))
 
 
 def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +97,9 @@ def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(run.components.signals))
     monkeypatch.setattr(grpo_fast, "PickledQueue", lambda *_: None)
     monkeypatch.setattr(grpo_fast, "queue_actor_options", dict)
-    inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), warnings=[])
+    inputs: Any = SimpleNamespace(
+        reports=[], eval_dataset=None, template=SimpleNamespace(text="the chat template"), warnings=[]
+    )
     assert grpo_fast.run(run.args, inputs) == 1
     run.log.close()
     assert trained_steps(tmp_path) == [1, 2, 3]
@@ -119,7 +112,9 @@ def test_a_run_begins_with_the_workflow_and_the_option_that_implied_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     args = make_args(output_dir=str(tmp_path / "out"), rollout_workflow="conversation", given={"max_steps": 3})
-    inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), warnings=[])
+    inputs: Any = SimpleNamespace(
+        reports=[], eval_dataset=None, template=SimpleNamespace(text="the chat template"), warnings=[]
+    )
     cluster = Mock(side_effect=KeyboardInterrupt)  # the run ends here
     monkeypatch.setattr(grpo_fast, "ray_cluster", cluster)
     with caplog.at_level("INFO"), pytest.raises(KeyboardInterrupt):

@@ -29,8 +29,11 @@ from open_instruct.rollouts.prompt_ledger import RUN_ENDED
 from open_instruct.storage.checkpoints import files_in, sync_files_of_rank
 
 NUM_STEPS = 8
+OF_THREE = "reasoning_gym/chain_sum?min_terms=3&max_terms=3&min_digits=2&max_digits=2"
 OPTIONS: dict[str, object] = {
-    "dataset_mixer_eval_list": EVALUATION,
+    # One verifier scores both sets and both sources.
+    "eval_sets": [f"two={EVALUATION[0]}", f"three={OF_THREE}&size=12&seed=20240", "three.interval=8", "two.samples=2"],
+    "dataset_mixer_list": [f"{SUMS}&size=200&seed=7", "1.0", f"{OF_THREE}&size=100&seed=7", "1.0"],
     "num_learners_per_node": 2,
     "deepspeed_stage": 2,
     "total_episodes": 16 * NUM_STEPS,
@@ -94,6 +97,7 @@ def test_a_run_ends_with_summary_table_and_plot(finished: tuple[Path, str]) -> N
     assert summary["training_steps"] == NUM_STEPS
     assert 0 <= summary["eval_accuracy_before"] <= 1
     assert 0 <= summary["eval_accuracy_after"] <= 1
+    assert {*summary["eval_sets"]} == {"two", "three"}
     assert summary["wall_seconds"] > 0
     assert summary["tokens_per_second"] > 0
     prompts = summary["prompts"]
@@ -107,8 +111,18 @@ def test_a_run_ends_with_summary_table_and_plot(finished: tuple[Path, str]) -> N
 def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) -> None:
     table = rows(finished[0] / "metrics.jsonl")
     assert [row["training_step"] for row in table] == list(range(NUM_STEPS + 1))
-    assert [row["training_step"] for row in table if "eval/pass_at_1" in row] == [0, 4, 8]
+    for metric, steps in {
+        "eval/two/pass_at_1": [0, 4, 8],
+        "eval/three/pass_at_1": [0, 8],
+        "eval/pass_at_1": [0, 8],
+    }.items():
+        assert [row["training_step"] for row in table if metric in row] == steps
     for row in table[1:]:
+        num_groups = [row[f"source/{name}/groups"] for name in ("chain_sum", "chain_sum_2")]
+        assert sum(num_groups) == row["all_groups/total_prompts"]
+        assert row["source/chain_sum/share"] + row["source/chain_sum_2/share"] == pytest.approx(1)
+        scores = [row.get(f"source/{name}/scores", 0.0) for name in ("chain_sum", "chain_sum_2")]
+        assert np.average(scores, weights=num_groups) == pytest.approx(row["all_groups/scores"])
         assert row["prompts/issued"] == row["prompts/consumed"] + row["prompts/open"] + row.get(
             "prompts/dropped_zero_std", 0
         )
@@ -122,7 +136,11 @@ def test_answers_of_each_evaluation_can_be_read(finished: tuple[Path, str]) -> N
     for step in (0, 4, 8):
         (measured,) = [row for row in rows(finished[0] / "metrics.jsonl") if row["training_step"] == step]
         answers = rows(finished[0] / "completions" / f"step_{step:06d}.jsonl")
-        assert np.mean([answer["scores"] for answer in answers]) == pytest.approx(measured["eval/scores"])
+        assert {answer["set"] for answer in answers} == ({"two"} if step == 4 else {"two", "three"})
+        for name in {answer["set"] for answer in answers}:
+            scores = [answer["scores"] for answer in answers if answer["set"] == name]
+            assert len(scores) == {"two": 2 * 24, "three": 12}[name]
+            assert np.mean(scores) == pytest.approx(measured[f"eval/{name}/scores"])
         assert all(answer["prompt"] and answer["num_tokens"] > 0 for answer in answers)
 
 

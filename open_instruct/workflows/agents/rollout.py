@@ -279,7 +279,7 @@ class AgentRollout:
         if num_prompt_tokens >= longest:
             raise OutOfRoom(
                 f"a prompt of {num_prompt_tokens} tokens, and prompt and response together may have {longest} "
-                "(--max_prompt_token_length, and the longer of --response_length and --eval_response_length)"
+                "(--max_prompt_token_length, and the longest of --response_length, --eval_response_length and --eval_sets)"
             )
         return min(asked.max_tokens or left, left, longest - num_prompt_tokens)
 

@@ -85,6 +85,9 @@ class Conversations(Workflow):
             return []
         return [one for participant in self._participants(facts, None) for one in participant.schemas]
 
+    def row_environments(self, facts: Mapping[str, Any]) -> list[str]:
+        return [entry["env_name"] for entry in facts.get("environments") or ()]
+
     def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
         if self.options.tool_parser_type in OWN_TURN:
             return

@@ -95,14 +95,13 @@ class ReasoningCache(Workflow):
     def lengths(cls, args: "GRPOConfig") -> Lengths:
         """A summary is made from the reasoning and the previous summary, so its prompt contains both."""
         summary, samples = args.rc_max_summary_tokens, args.num_samples_per_prompt_rollout
-        longest = max(args.response_length, args.eval_sampling.max_tokens)
         ways = args.rc_num_trained_summaries
         if args.rc_train_on == "states":
             num_samples = args.rc_states_per_problem * (samples * max(ways, 1) + ways)
         else:
             num_samples = samples * (2 * args.rc_num_reasoning_steps - 1 if ways else args.rc_num_reasoning_steps)
         trained_summaries = 2 if args.rc_trains_summaries else 1
-        sequence = args.max_prompt_token_length + longest + 2 * summary
+        sequence = args.max_prompt_token_length + args.longest_response + 2 * summary
         return Lengths(
             prompt=sequence,
             response=max(args.response_length, summary),
