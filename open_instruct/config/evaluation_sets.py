@@ -9,7 +9,7 @@ too: each of its entries is one, with a short name and without settings.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from open_instruct.config.data_names import Mixer, short_names
 from open_instruct.data_types import SamplingConfig
@@ -161,3 +161,35 @@ class _Words:
             return f"it is given twice, first {settings[setting]}. Leave out one of the two."
         settings[setting] = value
         return ""
+
+
+class NamedData:
+    """The part of `GRPOConfig` about the data that options name, and what follows from it."""
+
+    @property
+    def evaluation_sets(self) -> tuple[EvaluationSet, ...]:
+        """The sets that the run is evaluated on, in the order of the data; empty if it is not evaluated."""
+        return sets_of(cast("GRPOConfig", self))
+
+    @property
+    def measures_sets_apart(self) -> bool:
+        """Whether there are metrics for each evaluation set. Without names and with one set they would be those of the whole."""
+        return bool(cast("GRPOConfig", self).eval_sets) or len(self.evaluation_sets) > 1
+
+    @property
+    def train_mixer(self) -> Mixer:
+        """The data to train on."""
+        args = cast("GRPOConfig", self)
+        return Mixer("dataset_mixer_list", args.dataset_mixer_list, args.dataset_mixer_list_splits)
+
+    @property
+    def eval_mixer(self) -> Mixer:
+        """The data of all evaluation sets."""
+        return evaluation_mixer(cast("GRPOConfig", self))
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response, evaluation included."""
+        args = cast("GRPOConfig", self)
+        evaluated = [args.eval_sampling, *(one.sampling for one in self.evaluation_sets)]
+        return max(args.response_length, *(sampling.max_tokens for sampling in evaluated))

@@ -9,9 +9,8 @@ from open_instruct.algorithms.denominators import TOKEN
 from open_instruct.algorithms.losses import LOSSES
 from open_instruct.algorithms.reward_shaping import RewardShaping
 from open_instruct.chat_templates import TokenizerSetup, chat_template
-from open_instruct.config.data_names import Mixer
 from open_instruct.config.data_options import DataOptions, ModelOptions, TokenizerOptions
-from open_instruct.config.evaluation_sets import EvaluationSet, evaluation_mixer, sets_of
+from open_instruct.config.evaluation_sets import NamedData
 from open_instruct.config.options import (
     AlgorithmOptions,
     AsyncOptions,
@@ -41,6 +40,7 @@ from open_instruct.workflows.rc.options import ReasoningCacheOptions
 
 @dataclass(kw_only=True)
 class GRPOConfig(
+    NamedData,
     RunOptions,
     ModelOptions,
     TokenizerOptions,
@@ -203,32 +203,6 @@ class GRPOConfig(
             n=self.eval_pass_at_k,
             stop=tuple(self.stop_strings),
         )
-
-    @property
-    def evaluation_sets(self) -> tuple[EvaluationSet, ...]:
-        """The sets that the run is evaluated on, in the order of the data; empty if it is not evaluated."""
-        return sets_of(self)
-
-    @property
-    def measures_sets_apart(self) -> bool:
-        """Whether there are metrics for each evaluation set. Without names and with one set they would be those of the whole."""
-        return bool(self.eval_sets) or len(self.evaluation_sets) > 1
-
-    @property
-    def train_mixer(self) -> Mixer:
-        """The data to train on."""
-        return Mixer("dataset_mixer_list", self.dataset_mixer_list, self.dataset_mixer_list_splits)
-
-    @property
-    def eval_mixer(self) -> Mixer:
-        """The data of all evaluation sets."""
-        return evaluation_mixer(self)
-
-    @property
-    def longest_response(self) -> int:
-        """Tokens of the longest response, evaluation included."""
-        evaluated = [self.eval_sampling, *(one.sampling for one in self.evaluation_sets)]
-        return max(self.response_length, *(sampling.max_tokens for sampling in evaluated))
 
     @property
     def sleep_level(self) -> int:

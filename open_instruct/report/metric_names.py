@@ -254,8 +254,7 @@ SECTIONS: dict[str, list[Metric]] = {
             "source/<name>/scores",
             "mean reward over its responses; absent, like the next three, in a step without a group of it",
         ),
-        Metric("source/<name>/solved", "share of its groups in which every response is right"),
-        Metric("source/<name>/zero", "share of its groups in which every response scored 0"),
+        Metric("source/<name>/<solved|zero>", "share of its groups in which every response is right, or scored 0"),
         Metric("source/<name>/length", "mean response length"),
         Metric(
             "environment/<name>/<groups|share|scores|solved|zero|length>", "as of a source, over the rows that name it"

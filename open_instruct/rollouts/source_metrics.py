@@ -44,9 +44,9 @@ class SourceMetrics:
         return (self._sources[self._train.entry_of(row)],)
 
     def _environments_of(self, row: int) -> Iterable[str]:
-        if not self._workflow.reads_rows:
-            return ()
-        return self._workflow.row_environments(self._train[row].facts or {})
+        fact = self._workflow.environments_fact
+        facts = self._train[row].facts if fact else None
+        return [entry["env_name"] for entry in (facts or {}).get(fact) or ()]
 
     def _of_name(
         self,

@@ -12,7 +12,7 @@ import random
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -220,6 +220,8 @@ class Workflow(ABC):
     adds_rewards: ClassVar[bool] = True
     """Whether rewards in addition to the verifiers', such as those of reward functions, count for each response. False where the
     rewards of some samples are made from the scores of others."""
+    environments_fact: ClassVar[str] = ""
+    """Fact of a row (`row_facts`) that lists its environments by `env_name`: each has metrics, `environment/<name>/…`; "": none."""
     reward_options: ClassVar[Sequence[str]] = ()
     """Options with which rollouts bring rewards of their own. Messages about a run without any reward name them."""
     identity_options: ClassVar[Sequence[str] | None] = None
@@ -301,11 +303,6 @@ class Workflow(ABC):
         """The tools, in OpenAI's format, that the chat template describes in the row's prompt."""
         del facts
         return []
-
-    def row_environments(self, facts: Mapping[str, Any]) -> Iterable[str]:
-        """The environments that a row names. Each has metrics of its own, `environment/<name>/…`."""
-        del facts
-        return ()
 
     def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
         """Messages about what the workflow needs and the run's chat template cannot do. Each message says what to do."""

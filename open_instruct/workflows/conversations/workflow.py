@@ -41,6 +41,7 @@ class Conversations(Workflow):
     prompts_are_of_the_data = False
     length_options = ("per_turn_max_tokens",)
     result_metrics = (conversation_metrics,)
+    environments_fact = "environments"
 
     def __init__(self, options: ConversationOptions) -> None:
         super().__init__(options)
@@ -84,9 +85,6 @@ class Conversations(Workflow):
         if not self.options.pass_tools_to_chat_template:
             return []
         return [one for participant in self._participants(facts, None) for one in participant.schemas]
-
-    def row_environments(self, facts: Mapping[str, Any]) -> list[str]:
-        return [entry["env_name"] for entry in facts.get("environments") or ()]
 
     def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
         if self.options.tool_parser_type in OWN_TURN:
