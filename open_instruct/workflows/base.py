@@ -221,7 +221,7 @@ class Workflow(ABC):
     """Whether rewards in addition to the verifiers', such as those of reward functions, count for each response. False where the
     rewards of some samples are made from the scores of others."""
     environments_fact: ClassVar[str] = ""
-    """Fact of a row (`row_facts`) that lists its environments by `env_name`: each has metrics, `environment/<name>/…`; "": none."""
+    """Fact of a row that lists its environments by `env_name`: each has metrics, `environment/<name>/…`; "": there is none."""
     reward_options: ClassVar[Sequence[str]] = ()
     """Options with which rollouts bring rewards of their own. Messages about a run without any reward name them."""
     identity_options: ClassVar[Sequence[str] | None] = None
