@@ -61,6 +61,15 @@ WORKER_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)
+class AssumedGpus:
+    """GPUs that are not here, for which `--dry_run` computes."""
+
+    memory_bytes: int
+    """Memory of each GPU."""
+    count: int
+
+
+@dataclass(frozen=True)
 class Device:
     """The device that a run computes on, and every answer that depends on it."""
 
@@ -81,6 +90,8 @@ class Device:
     """The learners and engines that compute at the moment divide the cores among themselves (`system/shared_cores.py`). False if
     learners and engines take turns: an on-policy run must give the same numbers bit for bit, but sums of gradients round
     differently with another number of threads."""
+    assumed: AssumedGpus | None = None
+    """GPUs to compute for in place of those of this machine."""
 
     @property
     def torch_dtype(self) -> "torch.dtype":
@@ -269,7 +280,7 @@ class Device:
 
     @property
     def memory(self) -> DeviceMemory:
-        return DeviceMemory(self.kind)
+        return DeviceMemory(self.kind, self.assumed.memory_bytes if self.assumed else None)
 
     @property
     def can_release_memory(self) -> bool:
@@ -279,6 +290,8 @@ class Device:
     @property
     def num_places(self) -> int:
         """Number of workers that this machine has room for: one per GPU, or as many as cores and memory allow."""
+        if self.assumed is not None:
+            return self.assumed.count
         if self.kind == "cuda":
             import torch
 
@@ -373,6 +386,7 @@ def current_device(
     workers_at_once: int | None = None,
     learners_at_once: int | None = None,
     shares_cores: bool = False,
+    assumed: AssumedGpus | None = None,
 ) -> Device:
     """The device of this machine.
 
@@ -380,7 +394,7 @@ def current_device(
         kind: None asks torch. Pass the kind if this process does not see the devices that the workers will see.
         dtype: `auto` is bfloat16 on GPU and float32 on CPU, where bfloat16 is emulated and many times slower.
         attn_implementation: `auto` is flash attention where it can run, else torch's scaled dot product.
-        workers_at_once: as in `Device`, and so are `learners_at_once` and, on CPU, `shares_cores`.
+        workers_at_once: as in `Device`, and so are `learners_at_once`, `assumed` and, on CPU, `shares_cores`.
     """
     kind = kind or ("cuda" if _sees_a_gpu() else "cpu")
     if dtype == "auto":
@@ -396,6 +410,7 @@ def current_device(
         workers_at_once,
         learners_at_once,
         shares_cores and kind == "cpu",
+        assumed,
     )
 
 

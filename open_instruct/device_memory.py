@@ -22,6 +22,8 @@ class DeviceMemory:
     """Measures memory in use and total memory, and releases memory."""
 
     kind: Kind
+    assumed_bytes: int | None = None
+    """Memory of a GPU that is not here (`--gpu_memory`)."""
 
     def in_use_bytes(self) -> int:
         """Memory that this process holds now: tensors on the GPU, or resident memory on CPU."""
@@ -51,6 +53,8 @@ class DeviceMemory:
 
     def total_bytes(self) -> int | None:
         """Memory of a GPU, or on CPU of the machine or container; None if the GPUs are on other machines."""
+        if self.assumed_bytes is not None:
+            return self.assumed_bytes
         if self.kind == "cuda":
             import torch
 

@@ -123,7 +123,8 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
         args = make_config(config_cls, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
     except UsageError as error:
         raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
-    return FullyAsyncMain(grpo_fast.settled(args), inputs[0], roles)
+    args = grpo_fast.settled(args)
+    return FullyAsyncMain(args, grpo_fast.loaded_inputs(args, inputs), roles)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -53,6 +53,7 @@ from open_instruct.run.earlier_run import set_aside
 from open_instruct.run.evaluation_schedule import maybe_evaluate
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.options_file import command_of, write_options
+from open_instruct.run.out_of_memory import KernelKills, memory_message
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.rollout_manager import prompt_queue_size, queue_actor_options, results_queue_size
 from open_instruct.run.rollout_news import tell_last_news
@@ -79,6 +80,9 @@ from open_instruct.system.secret_masking import mask_tracebacks, masked
 from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
+
+KILLS = KernelKills()
+"""Counts from the start of this process."""
 
 data_preparation_thread = DataPreparation.data_preparation_thread
 load_data_from_packing_thread = FullyAsyncTrainer.load_data_from_packing_thread
@@ -200,6 +204,8 @@ def tell_of_failure(args: GRPOConfig, log: RunLog, error: Exception) -> None:
         tell_slack(f"{args.run_title} has failed: {root_cause(error)}")
     if is_of_storage(error):
         log.failed(RuntimeError(f"{describe(error)}{log.room_left()}. Make room and start the same command again."))
+    elif shortage := memory_message(args, error, KILLS):
+        log.failed(RuntimeError(shortage))
     elif isinstance(error, ComponentDied | NonfiniteSteps | StorageNotShared | TimeoutError | WeightsDiffer):
         log.failed(error)
     else:
@@ -222,7 +228,14 @@ def read_options_and_data(argv: Sequence[str]) -> tuple[GRPOConfig, RunInputs]:
         tell(foreign.warning())
     args = settled(args)
     args.command_line = masked([sys.argv[0], *argv])
-    return args, inputs[0]
+    return args, loaded_inputs(args, inputs)
+
+
+def loaded_inputs(args: GRPOConfig, inputs: list[RunInputs]) -> RunInputs:
+    """What the checks have loaded. With `--dry_run --gpu_memory` that is nothing, and the program ends here with the answer."""
+    if args.device.assumed is not None:
+        raise SystemExit(dry_run(args))
+    return inputs[0]
 
 
 def settled(args: GRPOConfig) -> GRPOConfig:
@@ -238,6 +251,8 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
     """The checks before anything starts. The last check puts the data that it loads into `inputs`."""
 
     def data_is_that_of_the_run(args: GRPOConfig) -> list[str]:
+        if args.device.assumed is not None:
+            return []
         loaded, mistakes = load_inputs(args)
         inputs.extend([loaded] if loaded else [])
         return mistakes + resumes_the_same_run(args, loaded)
@@ -254,6 +269,8 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
 
 def weights_are_whole(args: GRPOConfig) -> list[str]:
     """What is wrong with the weights of a model in a directory. Files from the hub are checked when they are fetched."""
+    if args.device.assumed is not None:
+        return []
     directory = Path(args.model_name_or_path)
     problem = problem_with_weights(directory) if os.path.isfile(directory / "config.json") else ""
     return [f"{shown(args, 'model_name_or_path')}: {problem}"] if problem else []

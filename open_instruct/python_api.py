@@ -21,7 +21,7 @@ from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.reward_columns import json_values
 from open_instruct.data.run_inputs import RunInputs
-from open_instruct.grpo_fast import run, settled, validators
+from open_instruct.grpo_fast import loaded_inputs, run, settled, validators
 from open_instruct.registry import option_kinds
 from open_instruct.report.metrics_file import read_metrics
 from open_instruct.report.run_log import METRICS_FILE, SUMMARY_FILE
@@ -116,7 +116,8 @@ class GRPO:
             self._written(known),
             validators=[lambda _: mistakes, *validators(inputs)],
         )
-        return settled(args), inputs[0]
+        args = settled(args)
+        return args, loaded_inputs(args, inputs)
 
     def _written(self, known: Sequence[str]) -> dict[str, Any]:
         """The options as a file of options would hold them. Writes rows and functions into files."""

@@ -17,7 +17,7 @@ from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.algorithm_checks import own_advantage_can_be_computed, own_losses_can_be_computed
 from open_instruct.config.correction_checks import one_old_policy, rho_bounds_are_in_order
 from open_instruct.config.engine_arguments import engine_arguments_are_free
-from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.grpo_config import GRPOConfig, num_places_needed
 from open_instruct.config.model_checks import (
     adapters_have_layers,
     engines_can_divide_heads,
@@ -180,6 +180,8 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
         name: ("use_peft", lambda args: args.use_peft)
         for name in ("lora_r", "lora_alpha", "lora_target_modules", "use_rslora", "save_merged_lora")
     },
+    "gpu_memory": ("dry_run", lambda args: args.dry_run),
+    "num_gpus": ("gpu_memory", lambda args: args.gpu_memory is not None),
     "vllm_keep_prefix_cache": ("vllm_enable_prefix_caching", lambda args: args.vllm_enable_prefix_caching),
     "deepspeed_offload_optimizer": ("deepspeed_stage 2", lambda args: args.deepspeed_stage >= 2),
     "deepspeed_offload_param": ("deepspeed_stage 3", lambda args: args.deepspeed_stage == 3),
@@ -391,17 +393,24 @@ def attention_can_run(args: GRPOConfig) -> Iterator[str]:
         yield f"{options}: flash attention needs an NVIDIA GPU and bfloat16 (--model_dtype). Choose auto or sdpa."
 
 
+def assumed_memory_is_of_gpus(args: GRPOConfig) -> Iterator[str]:
+    if args.gpu_memory is not None and args.device.kind == "cpu":
+        yield f"{shown(args, 'gpu_memory', 'device_type')}: on CPU there is no GPU whose memory counts. Leave out one of the two."
+
+
 def machine_has_room(args: GRPOConfig) -> Iterator[str]:
     """Checks only a single machine. A cluster's room is checked after connecting to the cluster."""
-    if os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1:
+    assumed = args.device.assumed
+    if not assumed and (os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1):
         return
     of_teacher = ("teacher_num_engines", "teacher_tensor_parallel_size") if args.has_teacher else ()
     options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", *of_teacher)
-    num_workers = args.vllm_num_engines * args.vllm_tensor_parallel_size
-    needed = args.num_learners + (0 if args.shares_devices else num_workers)
-    if args.has_teacher:
-        needed += args.teacher_num_engines * args.teacher_tensor_parallel_size
-    if needed > args.device.num_places:
+    needed = num_places_needed(args)
+    if assumed and needed > assumed.count:
+        turns = "" if args.shares_devices else ", or let engines and learners take turns (--colocate)"
+        gpus = counted(needed, "GPU")
+        yield f"{shown(args, 'num_gpus')}: the run needs {gpus}, for {options}. Give more, ask for fewer{turns}."
+    elif needed > args.device.num_places:
         yield (
             f"{options}: {counted(needed, 'worker')}, and this machine has room for {args.device.num_places} "
             f"({places_explained(args.device)}). Ask for fewer, or set RAY_ADDRESS to the cluster that has more."
@@ -465,6 +474,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     engine_arguments_are_free,
     colocated_engines_fit,
     attention_can_run,
+    assumed_memory_is_of_gpus,
     machine_has_room,
     model_can_be_read,
     model_family_can_be_trained,

@@ -28,7 +28,7 @@ from open_instruct.config.options import (
 )
 from open_instruct.config.verifier_options import EvolvingRubricOptions, RewardOptions, VerifierConfig
 from open_instruct.data_types import SamplingConfig
-from open_instruct.device import Device, Kind, current_device
+from open_instruct.device import AssumedGpus, Device, Kind, current_device
 from open_instruct.registry import NO_FLAG, options_of
 from open_instruct.user_modules import import_user_module
 from open_instruct.weight_transports import RAY_OBJECT, WeightTransport
@@ -153,6 +153,8 @@ class GRPOConfig(
 
     @property
     def _device_kind(self) -> Kind:
+        if self.device_type == "auto" and self.gpu_memory is not None:
+            return "cuda"
         return current_device(kind=None if self.device_type == "auto" else self.device_type).kind
 
     @property
@@ -247,7 +249,21 @@ class GRPOConfig(
             workers_at_once=max(self.num_engine_workers, 1) if self.takes_turns else None,
             learners_at_once=max(self.num_learners, 1) if self.takes_turns else None,
             shares_cores=not self.takes_turns and not self.has_teacher,  # a teacher does not say when it computes
+            assumed=_assumed_gpus(self),
         )
+
+
+def num_places_needed(args: GRPOConfig) -> int:
+    """Workers that need a place: a GPU, or a share of a core."""
+    of_teacher = args.teacher_num_engines * args.teacher_tensor_parallel_size if args.has_teacher else 0
+    return args.num_learners + (0 if args.shares_devices else args.num_engine_workers) + of_teacher
+
+
+def _assumed_gpus(args: GRPOConfig) -> AssumedGpus | None:
+    """The GPUs that `gpu_memory` and `num_gpus` describe. Without a number there are as many as the run needs."""
+    if args.gpu_memory is None:
+        return None
+    return AssumedGpus(int(args.gpu_memory * 2**30), args.num_gpus or num_places_needed(args))
 
 
 def enforces_eager(args: GRPOConfig) -> bool:

@@ -42,6 +42,11 @@ class RunOptions:
     dry_run: bool = False
     """Check options and data, reserve a place for every part, print steps, tokens and the memory that each part will need, and
     end: with exit code 0, or 1 if there is not enough memory. Nothing is written."""
+    gpu_memory: float | None = limited(None, POSITIVE)
+    """With dry_run: memory of each GPU in GiB, as nvidia-smi shows it, of a machine that is not this one. The answer then needs
+    neither a GPU nor weights nor data, only the model's config.json."""
+    num_gpus: int | None = limited(None, COUNT)
+    """With gpu_memory: the number of GPUs. By default as many as the run needs."""
     verbose: bool = False
     """Log more on the terminal: debug messages of this program and info messages of its libraries."""
 

@@ -1,6 +1,7 @@
 """The summary at the end of a run: `summary.json` and a table on the terminal. `plots.py` draws the plots."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -11,6 +12,8 @@ from open_instruct.report.live_line import format_duration
 from open_instruct.report.metrics_file import to_json_value
 from open_instruct.storage.atomic_file import write_atomically
 
+FILES_OF_MODELS = "config.json", "adapter_config.json"
+"""Files of which a saved model, or an adapter, has one."""
 MOST_COLUMNS = 100
 """Longest line above and below a table."""
 
@@ -118,6 +121,7 @@ def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("prompts reissued", f"{prompts.reissued:,}"),
         ("checkpoint", summary.checkpoint or "none"),
         ("plot", summary.plot or "none"),
+        *_how_to_chat(summary.checkpoint),
     ]
 
 
@@ -138,6 +142,13 @@ def _change(of_set: SetAccuracy) -> str:
 
 def _gain(before: float | None, after: float | None) -> str:
     return "" if before is None or after is None else f"  ({(after - before) * 100:+.1f} points)"
+
+
+def _how_to_chat(checkpoint: str | None) -> list[tuple[str, str]]:
+    """The command that talks to the saved model, if a model was saved and not only a checkpoint."""
+    if checkpoint is None or not any((Path(checkpoint) / name).is_file() for name in FILES_OF_MODELS):
+        return []
+    return [("talk to it", f"python -m open_instruct.chat {shlex.quote(checkpoint)}")]
 
 
 def _format_share(share: float | None) -> str:

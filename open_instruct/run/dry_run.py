@@ -1,5 +1,5 @@
 """`--dry_run`: checks options and data, reserves a place for every part, and computes the memory that a run would need. It loads,
-generates and writes nothing.
+generates and writes nothing. With `--gpu_memory` it computes for GPUs that are not here, without Ray and without data.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,12 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
 from open_instruct.report.run_summary import format_table
 from open_instruct.run.main_memory import NodeLoad, engine_worker_bytes, node_bytes, node_loads
-from open_instruct.run.memory_advice import less_main_memory, smaller_learners
+from open_instruct.run.memory_advice import advice, less_main_memory
+from open_instruct.run.memory_needs import needed_on_device, needed_on_gpu
 from open_instruct.run.placement_group import create_placement_groups
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.teachers import check_room
+from open_instruct.system.counted import counted
 from open_instruct.system.interruption import tell
 from open_instruct.workflows.conversations.options import options_that_imply_conversations
 
@@ -40,8 +42,11 @@ def dry_run(args: GRPOConfig) -> int:
 
     learner, engine = learner_memory(args, args.device), engine_memory(args, args.device)
     teacher = teacher_memory(args, args.device)
-    with ray_cluster(args.stopped_timeout_s):
-        loads = _loads(args)
+    if args.device.assumed is not None:
+        loads = [NodeLoad("all machines", args.num_learners, args.num_engine_workers, None, has_first_learner=True)]
+    else:
+        with ray_cluster(args.stopped_timeout_s):
+            loads = _loads(args)
     tell(format_table(_rows(args, loads, learner, engine, teacher), ("<", "<"), gap=3))
     if problem := _shortage(args, loads, learner, engine, teacher):
         tell(problem)
@@ -75,6 +80,7 @@ def _rows(
     lengths = args.lengths
     longest = args.num_samples_per_step * lengths.trained
     return [
+        *_assumed_rows(args),
         ("workflow", workflow_and_cause(args)),
         ("training steps", f"{args.num_training_steps:,}"),
         (
@@ -90,6 +96,15 @@ def _rows(
         *(() if teacher is None else _engine_rows(args, teacher, "teacher's worker")),
         *_main_memory_rows(args, loads, learner, engine, teacher),
     ]
+
+
+def _assumed_rows(args: GRPOConfig) -> Iterator[tuple[str, str]]:
+    if args.device.assumed is not None:
+        yield (
+            "computed for",
+            f"{counted(args.device.assumed.count, 'GPU')} of {_size(args.device.assumed.memory_bytes)} each",
+        )
+        yield "not looked at", "the training data, the tokenizer, and the weights (--gpu_memory)"
 
 
 def workflow_and_cause(args: GRPOConfig) -> str:
@@ -173,13 +188,10 @@ def _shortage(
     found = []
     if args.device.kind != "cpu":
         available = args.device.memory.total_bytes()
-        needed = learner.total + engine.total if args.single_gpu_mode else max(learner.total, engine.total)
-        if args.colocate:
-            needed = max(needed, _at_weight_update(learner, engine))
+        needed = needed_on_gpu(args, learner, engine)
         if available is not None and needed > available:
-            found.append(
-                f"This run needs {_size(needed)} on a GPU that has {_size(available)}.{smaller_learners(args)}"
-            )
+            smaller = advice(args, available, needed_on_device)
+            found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}.{smaller}")
         found += [
             f"{who} gets {_size(int(args.vllm_gpu_memory_utilization * available))} of each GPU and has weights of "
             f"{_size(one.weights)} there: its cache would hold {one.num_cached_tokens:,} tokens, and a prompt with its "
@@ -190,22 +202,22 @@ def _shortage(
             )
             if available is not None and one is not None and one.num_cached_tokens < args.max_sequence_length
         ]
-    cure = smaller_learners(args) if args.device.kind == "cpu" else less_main_memory(args, loads)
     for load in loads:
         needed = node_bytes(args, learner, engine, load) + _of_teacher(args, loads, teacher)
         if load.memory_bytes is not None and needed > load.memory_bytes:
+            cure = _cure_in_main_memory(args, loads, learner, needed - load.memory_bytes)
             found.append(
                 f"This run needs {_size(needed)} of main memory on {load.address}, which has {_size(load.memory_bytes)}.{cure}"
             )
     return "\n".join(found)
 
 
-def _at_weight_update(learner: "LearnerMemory", engine: "EngineMemory") -> int:
-    """Bytes in use on a GPU during a weight update: the learner has only its weights, and the engine has its weights and receives
-    new weights through a buffer, which it copies."""
-    from open_instruct.learners.weight_sync import CHUNK_BYTES
-
-    return learner.weights + engine.weights + 2 * min(CHUNK_BYTES, learner.sent)
+def _cure_in_main_memory(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", excess: int) -> str:
+    """What makes a run smaller that needs `excess` bytes more of main memory than a node has."""
+    if args.device.kind != "cpu":
+        return less_main_memory(args, loads)
+    most_learners = max(load.num_learners for load in loads) or 1
+    return advice(args, learner.total - -(-excess // most_learners), needed_on_device)
 
 
 def _size(num_bytes: int) -> str:

@@ -1,6 +1,7 @@
 """What a run says at its end."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,11 @@ def test_cells_stand_below_each_other_and_the_rules_are_as_long_as_the_longest_l
         "────────────────",
     ]
     assert len(format_table([["a", "x" * 300]], "<<").splitlines()[0]) == 100
+
+
+def test_the_table_says_how_to_talk_to_a_saved_model(tmp_path: Path, summary: RunSummary) -> None:
+    (tmp_path / "model").mkdir()
+    saved = replace(summary, checkpoint=str(tmp_path / "model"))
+    assert "talk to it" not in format_summary_table(saved)  # a checkpoint, or nothing
+    (tmp_path / "model" / "adapter_config.json").write_text("{}")
+    assert f"python -m open_instruct.chat {tmp_path / 'model'}" in format_summary_table(saved)

@@ -1,6 +1,8 @@
 """`--dry_run` as a user runs it."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +14,7 @@ import pytest
 from conftest import TINY_MODEL, make_args
 from model_families import build_model
 
+from open_instruct import grpo_fast
 from open_instruct.cluster.placement_plan import Node
 from open_instruct.config.cli import parse_args
 from open_instruct.config.grpo_config import GRPOConfig
@@ -239,8 +242,10 @@ def test_what_does_not_fit_in_main_memory_is_said_with_the_node(
     args = options_on(monkeypatch, device, deepspeed_offload_optimizer=device is GPU)
     learner = learner_of(5 * GIB, in_main_memory=MainMemory(optimizer=5 * GIB) if device is GPU else MainMemory())
     loads = [NodeLoad(f"10.0.0.{number}", 2, 0, memory) for number, memory in enumerate((10 * GIB, 9 * GIB, None))]
-    [said] = _shortage(args, loads, learner, ENGINE).splitlines()
-    assert said.startswith("This run needs 10.0 GiB of main memory on 10.0.0.1, which has 9,216 MiB. What makes it ")
+    said = _shortage(args, loads, learner, ENGINE)
+    assert said.startswith("This run needs 10.0 GiB of main memory on 10.0.0.1, which has 9,216 MiB.")
+    assert "What makes it smaller:" in said
+    assert said.count("main memory on") == 1
     assert ("each of these left out: --deepspeed_offload_optimizer" in said) == (device is GPU)
 
 
@@ -283,3 +288,60 @@ def test_a_node_has_what_ray_found_free_there(monkeypatch: pytest.MonkeyPatch) -
         NodeLoad("address of other", 2, 1, 8),
         NodeLoad("address of silent", 0, 1, None),
     ]
+
+
+CONFIG = {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
+CONFIG |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936}
+"""The shape of Qwen3-0.6B."""
+
+
+@pytest.fixture
+def config_alone(tmp_path: Path) -> str:
+    """A directory that holds `config.json` and nothing else."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": True}))
+    return str(tmp_path)
+
+
+def answer(model: str, *words: str) -> int:
+    """The exit code of `--dry_run`, started in this process."""
+    lengths = ["--max_prompt_token_length", "256", "--response_length", "256", "--pack_length", "512"]
+    with pytest.raises(SystemExit) as ended:
+        grpo_fast.main(["--model_name_or_path", model, "--dry_run", *lengths, *words])
+    return int(str(ended.value.code))
+
+
+def test_a_config_alone_answers_for_gpus_that_are_not_here(
+    config_alone: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Neither a GPU, nor weights, tokenizer, data or Ray."""
+    monkeypatch.setattr(dry_run, "ray_cluster", lambda *_: pytest.fail("Ray was started"))
+    assert answer(config_alone, "--gpu_memory", "24", "--num_gpus", "1", "--colocate") == 0
+    text = capsys.readouterr().out
+    assert re.search("computed for +1 GPU of 24.0 GiB each", text)
+    assert re.search("optimizer +6,821 MiB", text)  # 12 bytes for each of 596,049,920 weights
+
+
+def test_a_gpu_that_is_too_small_is_told_what_would_help(config_alone: str, capsys: pytest.CaptureFixture) -> None:
+    given = "--gpu_memory", "8", "--num_gpus", "1", "--colocate"
+    assert answer(config_alone, *given) == 1
+    text = capsys.readouterr().out
+    assert re.search(r"needs 1\d\.\d GiB on a GPU that has 8,192 MiB", text)
+    assert re.search(r"--use_peft +saves +\d+\.\d GiB\n", text)
+    assert "--num_learners_per_node" not in text  # there is one GPU
+    assert re.search("With --use_peft it needs [3-7].. GiB, which fits.", text)
+    assert answer(config_alone, *given, "--use_peft", "--gradient_checkpointing") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["--gpu_memory", "24", "--num_gpus", "1"], "the run needs 2 GPUs"),
+        (["--num_gpus", "1"], "Set gpu_memory too"),
+        (["--gpu_memory", "24", "--device_type", "cpu"], "on CPU there is no GPU whose memory counts"),
+    ],
+)
+def test_a_machine_that_cannot_be_meant_is_a_mistake(
+    config_alone: str, capsys: pytest.CaptureFixture, words: list[str], mistake: str
+) -> None:
+    assert answer(config_alone, *words) == 2
+    assert mistake in capsys.readouterr().err

@@ -1,0 +1,172 @@
+"""Memory that ran out, as one message: in which part, how much it wanted and how much was there, and what would help most.
+
+The texts that are recognised are those of torch 2.13, vLLM 0.32, Ray 2.60, Python and Linux.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.run.main_memory import NodeLoad
+from open_instruct.run.memory_advice import gib, less_main_memory, savings
+from open_instruct.run.memory_needs import needed_on_device
+
+Kind = Literal["GPU memory", "main memory", "/dev/shm"]
+NUM_PROPOSALS = 3
+KERNEL_COUNTS = Path("/proc/vmstat")
+"""Has a line `oom_kill N`: processes that Linux has ended because memory ran out."""
+UNITS = {
+    "B": 1,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+AMOUNT = r"(?P<{}>[\d.]+) ?(?P<{}_unit>[KMGT]i?B|B|bytes)"
+WANTED, FREE, THERE = (AMOUNT.format(name, name) for name in ("wanted", "free", "there"))
+TEXTS: tuple[tuple[Kind, str], ...] = (
+    (
+        "GPU memory",
+        rf"out of memory\. Tried to allocate {WANTED}\..*?total capacity of {THERE} of which {FREE} is free",
+    ),
+    ("GPU memory", rf"out of memory\. Tried to allocate {WANTED}"),
+    (
+        "GPU memory",
+        r"Free memory on device \S* ?\((?P<free>[\d.]+)/(?P<there>[\d.]+) (?P<there_unit>GiB)\).*?desired GPU memory utilization",
+    ),
+    ("GPU memory", r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|OutOfMemoryError: CUDA"),
+    ("GPU memory", r"No available memory for the cache blocks"),
+    ("GPU memory", rf"{WANTED} KV cache is needed, which is larger than the available KV cache memory \({FREE}\)"),
+    ("/dev/shm", r"unable to (?:write to|open|resize|mmap|allocate shared memory).*?No space left on device"),
+    ("/dev/shm", r"insufficient shared memory|No space left on device.*?/dev/shm|/dev/shm.*?No space left on device"),
+    ("/dev/shm", r"ObjectStoreFullError"),
+    ("main memory", rf"can't allocate memory: you tried to allocate {WANTED}"),
+    ("main memory", rf"Unable to allocate {WANTED} for an array"),
+    ("main memory", rf"was running was {FREE} / {THERE} .*?exceeds the memory usage threshold"),
+    ("main memory", r"due to the node running low on memory|\bMemoryError\b|Cannot allocate memory|bad_alloc"),
+)
+"""What ran out, by the texts that say so; the first that matches counts."""
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """What ran out. A number that the error does not give is None."""
+
+    kind: Kind
+    wanted: int | None = None
+    """Bytes that were asked for."""
+    free: int | None = None
+    there: int | None = None
+    """Bytes in all."""
+
+    def __str__(self) -> str:
+        numbers = [
+            "" if self.wanted is None else f"{gib(self.wanted)} were wanted",
+            "" if self.free is None else f"{gib(self.free)} were free",
+            "" if self.there is None else f"there are {gib(self.there)} in all",
+        ]
+        return ", ".join(filter(None, numbers)) or "the error does not say how much was wanted"
+
+
+def out_of_memory(text: str) -> OutOfMemory | None:
+    """What ran out, according to the text of an error; None if no memory did."""
+    for kind, pattern in TEXTS:
+        if match := re.search(pattern, text, re.DOTALL):
+            amounts = {name: _bytes(match, name) for name in ("wanted", "free", "there")}
+            if "exceeds the memory usage" in pattern and amounts["there"] is not None:  # Ray tells what is in use
+                amounts["free"] = max(amounts["there"] - (amounts["free"] or 0), 0)
+            return OutOfMemory(kind, **amounts)
+    return None
+
+
+def _bytes(match: re.Match[str], name: str) -> int | None:
+    groups = match.groupdict()
+    if groups.get(name) is None:
+        return None
+    unit = str(groups.get(f"{name}_unit") or "GiB").upper()
+    return int(float(groups[name].rstrip(".")) * UNITS.get(unit, 1))
+
+
+def whole_text(error: BaseException | None) -> str:
+    """The text of an error and of all errors that caused it, also in other processes."""
+    texts: list[str] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        texts.append(f"{type(error).__name__}: {error}")
+        error = getattr(error, "cause", None) or error.__cause__ or error.__context__
+    return "\n".join(texts)
+
+
+class KernelKills:
+    """Counts the processes that Linux has ended on this machine since a moment because main memory ran out."""
+
+    def __init__(self, file: Path = KERNEL_COUNTS) -> None:
+        self._file = file
+        self._before = self._count()
+
+    def _count(self) -> int:
+        try:
+            counts = re.search(r"^oom_kill (\d+)$", self._file.read_text(), re.MULTILINE)
+        except OSError:
+            return 0
+        return int(counts[1]) if counts else 0
+
+    @property
+    def since(self) -> int:
+        return self._count() - self._before
+
+
+def memory_message(args: GRPOConfig, error: BaseException, kills: KernelKills) -> str:
+    """The message about a failure for which memory was too small; "" for another failure."""
+    shortage = out_of_memory(whole_text(error))
+    where = str(error).partition(" failed: ")[0].partition(":")[0].partition(" died")[0].strip()[:80] or "the driver"
+    if shortage is None and kills.since and re.search(r"\bdied\b|ActorDiedError|SIGKILL", whole_text(error)):
+        number = kills.since
+        by_linux = (
+            f"Linux has ended {number} {'process' if number == 1 else 'processes'} of this machine since the start"
+        )
+        return f"{where} ran out of main memory: {by_linux} because memory ran out.{_cure(args, where, 'main memory')}"
+    if shortage is None:
+        return ""
+    return f"{where} ran out of {shortage.kind}: {shortage}.{_cure(args, where, shortage.kind)}"
+
+
+def _cure(args: GRPOConfig, where: str, kind: Kind) -> str:
+    if kind == "/dev/shm":
+        return (
+            " Start the container with --shm-size=16g or --ipc=host, remove what earlier runs left there (`ls /dev/shm`), or use "
+            "--weight_transport ray_object."
+        )
+    if kind == "main memory" and args.device.kind != "cpu":
+        return less_main_memory(args, [NodeLoad("", args.num_learners, args.num_engine_workers, None)])
+    proposals = list(_for_engine(args) if "engine" in where or "teacher" in where else _for_learner(args))
+    return f" What would help most: {'; '.join(proposals[:NUM_PROPOSALS])}." if proposals else ""
+
+
+def _for_learner(args: GRPOConfig) -> Iterator[str]:
+    yield from map(str, savings(args, needed_on_device))
+
+
+def _for_engine(args: GRPOConfig) -> Iterator[str]:
+    """Options that make an engine smaller. On CPU few are known to."""
+    from open_instruct.engines.engine_memory import engine_memory
+
+    engine = engine_memory(args, args.device)
+    if args.device.kind != "cpu":
+        total, share = args.device.memory.total_bytes(), round(args.vllm_gpu_memory_utilization - 0.1, 2)
+        if share > 0:
+            saved = f" (saves {gib(total // 10)})" if total else ""
+            yield f"--vllm_gpu_memory_utilization {share:g}{saved}, which leaves room for what is no cache"
+    if args.vllm_max_num_seqs and args.vllm_max_num_seqs > 1:
+        yield f"--vllm_max_num_seqs {args.vllm_max_num_seqs // 2} (saves what half of the sequences take; it is not known)"
+    size = 2 * args.vllm_tensor_parallel_size
+    if not args.single_gpu_mode:
+        yield f"--vllm_tensor_parallel_size {size} (saves {gib(engine.weights // 2)} on each GPU, and needs more of them)"
