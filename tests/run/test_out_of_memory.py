@@ -115,7 +115,7 @@ def test_the_message_says_where_how_much_and_what_helps(monkeypatch: pytest.Monk
     assert of_node.startswith("learner 0 ran out of main memory: 1.4 GiB were free, there are 29.8 GiB in all.")
     assert "What makes it smaller" in of_node
     assert "--shm-size" in memory_message(args, died("engine 0", "insufficient shared memory (shm)"), kills)
-    assert memory_message(args, died("learner 0", "CUDA error: device-side assert"), kills) == ""
+    assert memory_message(args, ComponentDied("learner 0 failed: CUDA error: device-side assert"), kills) == ""
 
 
 def test_a_process_that_linux_has_killed_is_a_shortage_of_main_memory(
