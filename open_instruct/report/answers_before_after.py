@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 NUM_QUESTIONS = 5
-LONGEST_PROMPT, LONGEST_ANSWER = 100, 160
+LONGEST_PROMPT, LONGEST_ANSWER, LONGEST_LABEL = 100, 160, 60
 """Characters that are shown."""
 
 
@@ -54,15 +54,15 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 def _shown(answers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """A line for the question and a line for each step's answer."""
     row = next(iter(answers.values()))
-    yield f"  {row['row']}, label {_beginning(str(row['ground_truth']))}: {_end(row['prompt'])}"
+    yield f"  {row['row']}, label {_beginning(str(row['ground_truth']), LONGEST_LABEL)}: {_end(row['prompt'])}"
     width = max(len(str(step)) for step in answers)
     for step, answer in answers.items():
-        yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_beginning(answer['response'])}"
+        yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_beginning(answer['response'], LONGEST_ANSWER)}"
 
 
-def _beginning(text: str) -> str:
+def _beginning(text: str, longest: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST_ANSWER else f"{line[: LONGEST_ANSWER - 1]}…"
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def _end(prompt: str) -> str:
