@@ -10,12 +10,14 @@ It needs neither Ray nor vLLM, and runs on CPU.
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from open_instruct.chat_model import Answer, ChatModel, NoModel, RunFacts, Sampling, facts_of_run, model_directory
+from open_instruct.system.command_output import exit_code_of
 
 COMMANDS = """/prompt  the whole prompt of the next turn, as the model sees it, with its tokens
 /tokens  show the tokens of each answer, or no longer
@@ -28,7 +30,12 @@ COMMANDS = """/prompt  the whole prompt of the next turn, as the model sees it, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Chat until the input ends. Returns the exit code: 0, or 2 if there is no model."""
-    options = _parser().parse_args(argv)
+    options = (parser := _parser()).parse_args(argv)
+    message = _message(options)
+    if message is None and (options.json or options.show_prompt):
+        parser.error("--json and --show_prompt are for one message: give it with --message, or from stdin")
+    if message is not None and not message.strip():
+        parser.error("the message is empty: give it with --message, or from stdin")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         directory = model_directory(options.model)
@@ -40,14 +47,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"chat: {error}", file=sys.stderr)
         return 2
     chat = Chat(model, _sampling(options, facts), _system_prompt(options, facts), shows_tokens=options.show_tokens)
-    message = options.message
-    if message is None and not sys.stdin.isatty():
-        message = sys.stdin.read()
     if message is None:
         chat.talk()
     else:
         chat.say_once(message, as_json=options.json, shows_prompt=options.show_prompt)
     return 0
+
+
+def _message(options: argparse.Namespace) -> str | None:
+    """The one message to answer; None for a chat."""
+    if options.message is not None:
+        return options.message
+    if sys.stdin is None:  # it was closed before the start
+        return ""
+    return None if sys.stdin.isatty() else sys.stdin.read()
+
+
+def _number(kind: type[int] | type[float], holds: Callable[[float], bool], limits: str) -> Callable[[str], float]:
+    """Reads a number for argparse, which reports those that are outside the limits."""
+
+    def read(text: str) -> float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not holds(number):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {limits}")
+        return number
+
+    return read
+
+
+_TEMPERATURE = _number(float, lambda number: 0 <= number < math.inf, "a number of 0 or more")
+_SHARE = _number(float, lambda number: 0 < number <= 1, "a number above 0 and up to 1")
+_COUNT = _number(int, lambda number: number >= 1, "a whole number of 1 or more")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,9 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--show_tokens", action="store_true", help="the tokens of each answer behind it")
     parser.add_argument("--system", help="the system prompt; '' for none. By default the run's")
-    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token. By default the run's, else 1")
-    parser.add_argument("--top_p", type=float, help="by default the run's, else 1")
-    parser.add_argument("--max_tokens", type=int, help="longest answer. By default the run's response_length, else 256")
+    parser.add_argument(
+        "--temperature", type=_TEMPERATURE, help="0 takes the likeliest token. By default the run's, else 1"
+    )
+    parser.add_argument("--top_p", type=_SHARE, help="by default the run's, else 1")
+    parser.add_argument(
+        "--max_tokens", type=_COUNT, help="longest answer. By default the run's response_length, else 256"
+    )
     parser.add_argument("--stop", nargs="*", help="texts that end an answer. By default the run's")
     parser.add_argument("--seed", type=int, help="the same seed gives the same answer on the same machine")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -204,4 +241,4 @@ def _tell(piece: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

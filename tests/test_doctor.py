@@ -1,6 +1,7 @@
 """`python -m open_instruct.doctor`: each finding has its cure, and nothing that is missing stops it."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -96,15 +97,74 @@ def test_the_checks_for_gpus_are_those_of_the_set_up(monkeypatch: pytest.MonkeyP
     assert [gpu.status, compiler.status] == ["ok", "ok"]
 
 
-def test_processes_of_earlier_runs_are_found() -> None:
+def test_processes_of_a_running_program_are_no_leftovers() -> None:
     program = "import time; print('here', flush=True); time.sleep(60)"
-    process = subprocess.Popen(["ray::Leftover", "-c", program], executable=sys.executable, stdout=subprocess.PIPE)
+    process = subprocess.Popen(["ray::Worker", "-c", program], executable=sys.executable, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        [finding] = findings_of("leftovers")
-        assert finding.status == "warn"
-        assert str(process.pid) in finding.cure.split()
+        [finding] = [one for one in findings_of("leftovers") if str(os.getpid()) in one.text]
+        assert "belong to programs of yours that are running" in finding.text
+        assert "kill" not in finding.cure
     finally:
         process.kill()
         process.wait()
+
+
+def test_processes_whose_program_has_ended_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, other = os.getuid(), os.getuid() + 1
+    table = {
+        1: doctor.Process(0, 0, "/sbin/init "),
+        5: doctor.Process(1, mine, "/usr/lib/systemd/systemd --user "),
+        10: doctor.Process(5, mine, "/x/ray/core/src/ray/raylet/raylet --session "),
+        11: doctor.Process(10, mine, "ray::IDLE "),
+        20: doctor.Process(1, mine, "python open_instruct/grpo_fast.py "),
+        21: doctor.Process(20, mine, "/x/ray/core/src/ray/gcs/gcs_server --log "),
+        30: doctor.Process(1, other, "ray::Learner "),
+        40: doctor.Process(1, mine, "vim raylet.md "),
+        41: doctor.Process(1, mine, "tail -f /tmp/ray/session/logs/raylet.out "),
+    }
+    monkeypatch.setattr(doctor, "_processes", lambda: table)
+    ended, running, others = findings_of("leftovers")
+    assert ended.cure.endswith("kill 10 11")
+    assert running.text == "1 processes of Ray or vLLM belong to programs of yours that are running: 20"
+    assert others.text == "1 processes of Ray or vLLM belong to other users"
+    monkeypatch.setattr(doctor, "_processes", lambda: {40: table[40], 41: table[41]})
+    assert [finding.status for finding in findings_of("leftovers")] == ["ok"]
+
+
+def test_a_machine_with_a_gpu_and_nothing_installed_needs_the_stack_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert "setup_gpu.sh" in findings_of("packages")[0].cure
+
+
+def test_the_hub_is_asked_as_a_run_would_ask_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    for name in ("HF_HUB_OFFLINE", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor, "_problem_of_connection", lambda url: asked.append(f"{url.hostname}:{url.port}") or "")
+    monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
+    assert findings_of("hub")[0].cure == "Write it as https://HOST."
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example:8443/hf")
+    assert findings_of("hub") == [doctor.Finding("hub", "ok", "mirror.example is in reach")]
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    assert "the proxy proxy.example, which leads to mirror.example, is in reach" in findings_of("hub")[0].text
+    assert asked == ["mirror.example:8443", "proxy.example:3128"]
+
+
+def test_a_reader_that_has_gone_and_a_narrow_encoding_end_without_a_traceback() -> None:
+    program = (
+        "import sys; from open_instruct.system.command_output import exit_code_of; "
+        "sys.exit(exit_code_of(lambda: [print('→ ä', flush=len(sys.argv) > 1) for _ in range(99999)] and 0))"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, "flush"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"\\u2192 \\xe4\n"
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert (process.wait(), errors) == (141, b"")
