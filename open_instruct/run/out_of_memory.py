@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from open_instruct.cluster.failures import ComponentDied
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.run.main_memory import NodeLoad
 from open_instruct.run.memory_advice import gib, less_main_memory, savings
 from open_instruct.run.memory_needs import needed_on_device
 
-Kind = Literal["GPU memory", "main memory", "/dev/shm"]
+Kind = Literal["GPU memory", "KV cache memory", "main memory", "/dev/shm"]
 NUM_PROPOSALS = 3
-KERNEL_COUNTS = Path("/proc/vmstat")
-"""Has a line `oom_kill N`: processes that Linux has ended because memory ran out."""
+CONTAINER_COUNTS, MACHINE_COUNTS = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
+"""Each has a line `oom_kill N`: processes that Linux has ended because memory ran out. The first, which only containers have, counts
+those of this container; the second counts all of the machine, also those of other containers."""
 UNITS = {
     "B": 1,
     "KIB": 2**10,
@@ -42,10 +44,13 @@ TEXTS: tuple[tuple[Kind, str], ...] = (
         r"Free memory on device \S* ?\((?P<free>[\d.]+)/(?P<there>[\d.]+) (?P<there_unit>GiB)\).*?desired GPU memory utilization",
     ),
     ("GPU memory", r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|OutOfMemoryError: CUDA"),
-    ("GPU memory", r"No available memory for the cache blocks"),
-    ("GPU memory", rf"{WANTED} KV cache is needed, which is larger than the available KV cache memory \({FREE}\)"),
-    ("/dev/shm", r"unable to (?:write to|open|resize|mmap|allocate shared memory).*?No space left on device"),
-    ("/dev/shm", r"insufficient shared memory|No space left on device.*?/dev/shm|/dev/shm.*?No space left on device"),
+    ("KV cache memory", r"No available memory for the cache blocks"),
+    ("KV cache memory", rf"{WANTED} KV cache is needed, which is larger than the available KV cache memory \({FREE}\)"),
+    ("/dev/shm", r"unable to (?:write to|open|resize|mmap) file </torch_[^\n]*No space left on device"),
+    (
+        "/dev/shm",
+        r"insufficient shared memory|No space left on device[^\n]*/dev/shm|/dev/shm[^\n]*No space left on device",
+    ),
     ("/dev/shm", r"ObjectStoreFullError"),
     ("main memory", rf"can't allocate memory: you tried to allocate {WANTED}"),
     ("main memory", rf"Unable to allocate {WANTED} for an array"),
@@ -101,15 +106,16 @@ def whole_text(error: BaseException | None) -> str:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         texts.append(f"{type(error).__name__}: {error}")
-        error = getattr(error, "cause", None) or error.__cause__ or error.__context__
+        handled = None if error.__suppress_context__ else error.__context__
+        error = getattr(error, "cause", None) or error.__cause__ or handled
     return "\n".join(texts)
 
 
 class KernelKills:
-    """Counts the processes that Linux has ended on this machine since a moment because main memory ran out."""
+    """Counts the processes that Linux has ended since a moment because main memory ran out."""
 
-    def __init__(self, file: Path = KERNEL_COUNTS) -> None:
-        self._file = file
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file or (CONTAINER_COUNTS if CONTAINER_COUNTS.is_file() else MACHINE_COUNTS)
         self._before = self._count()
 
     def _count(self) -> int:
@@ -120,6 +126,10 @@ class KernelKills:
         return int(counts[1]) if counts else 0
 
     @property
+    def place(self) -> str:
+        return "container" if self._file == CONTAINER_COUNTS else "machine"
+
+    @property
     def since(self) -> int:
         return self._count() - self._before
 
@@ -127,16 +137,22 @@ class KernelKills:
 def memory_message(args: GRPOConfig, error: BaseException, kills: KernelKills) -> str:
     """The message about a failure for which memory was too small; "" for another failure."""
     shortage = out_of_memory(whole_text(error))
-    where = str(error).partition(" failed: ")[0].partition(":")[0].partition(" died")[0].strip()[:80] or "the driver"
+    where = _part_of(error)
     if shortage is None and kills.since and re.search(r"\bdied\b|ActorDiedError|SIGKILL", whole_text(error)):
         number = kills.since
-        by_linux = (
-            f"Linux has ended {number} {'process' if number == 1 else 'processes'} of this machine since the start"
-        )
-        return f"{where} ran out of main memory: {by_linux} because memory ran out.{_cure(args, where, 'main memory')}"
+        processes = f"{number} {'process' if number == 1 else 'processes'} of this {kills.place} since the start"
+        by_linux = f"it died, and Linux has ended {processes} because memory ran out"
+        return f"{where} has probably run out of main memory: {by_linux}.{_cure(args, where, 'main memory')}"
     if shortage is None:
         return ""
     return f"{where} ran out of {shortage.kind}: {shortage}.{_cure(args, where, shortage.kind)}"
+
+
+def _part_of(error: BaseException) -> str:
+    """The part of the run that failed. The message of a `ComponentDied` begins with it; other errors are the driver's own."""
+    if not isinstance(error, ComponentDied):
+        return "the driver"
+    return str(error).partition(" failed: ")[0].partition(":")[0].partition(" died")[0].strip()[:80] or "the driver"
 
 
 def _cure(args: GRPOConfig, where: str, kind: Kind) -> str:
@@ -147,12 +163,24 @@ def _cure(args: GRPOConfig, where: str, kind: Kind) -> str:
         )
     if kind == "main memory" and args.device.kind != "cpu":
         return less_main_memory(args, [NodeLoad("", args.num_learners, args.num_engine_workers, None)])
-    proposals = list(_for_engine(args) if "engine" in where or "teacher" in where else _for_learner(args))
+    is_of_engine = "engine" in where or "teacher" in where
+    for_part = _for_cache if kind == "KV cache memory" else _for_engine if is_of_engine else _for_learner
+    proposals = list(for_part(args))
     return f" What would help most: {'; '.join(proposals[:NUM_PROPOSALS])}." if proposals else ""
 
 
 def _for_learner(args: GRPOConfig) -> Iterator[str]:
     yield from map(str, savings(args, needed_on_device))
+
+
+def _for_cache(args: GRPOConfig) -> Iterator[str]:
+    """What makes the cache of an engine larger, or a sequence smaller that must find room in it."""
+    if args.device.kind != "cpu":
+        yield f"a higher --vllm_gpu_memory_utilization (it is {args.vllm_gpu_memory_utilization:g}), if the GPU has room"
+        if not args.single_gpu_mode:
+            yield f"--vllm_tensor_parallel_size {2 * args.vllm_tensor_parallel_size}, which needs more GPUs"
+    longest = f"{args.max_prompt_token_length} + {args.longest_response} tokens"
+    yield f"shorter sequences (--max_prompt_token_length, --response_length and those of evaluations: {longest})"
 
 
 def _for_engine(args: GRPOConfig) -> Iterator[str]:
@@ -168,5 +196,5 @@ def _for_engine(args: GRPOConfig) -> Iterator[str]:
     if args.vllm_max_num_seqs and args.vllm_max_num_seqs > 1:
         yield f"--vllm_max_num_seqs {args.vllm_max_num_seqs // 2} (saves what half of the sequences take; it is not known)"
     size = 2 * args.vllm_tensor_parallel_size
-    if not args.single_gpu_mode:
+    if not args.single_gpu_mode and args.device.kind != "cpu":
         yield f"--vllm_tensor_parallel_size {size} (saves {gib(engine.weights // 2)} on each GPU, and needs more of them)"

@@ -35,7 +35,7 @@ RAY = (
         ("CUDA error: out of memory\nCUDA kernel errors might be", "GPU memory", None, None, None),
         (
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
-            "GPU memory",
+            "KV cache memory",
             None,
             None,
             None,
@@ -43,7 +43,7 @@ RAY = (
         (
             "To serve at least one request with the models's max seq len (4096), (0.44 GiB KV cache is needed, which is larger "
             "than the available KV cache memory (0.12 GiB). Based on",
-            "GPU memory",
+            "KV cache memory",
             0.44 * GIB,
             0.12 * GIB,
             None,
@@ -67,7 +67,14 @@ def test_texts_of_libraries_are_understood(
 
 
 @pytest.mark.parametrize(
-    "text", ["CUDA error: device-side assert", "[Errno 28] No space left on device: '/data/x'", "memory"]
+    "text",
+    [
+        "CUDA error: device-side assert",
+        "[Errno 28] No space left on device: '/data/x'",
+        "unable to open file /data/model.safetensors: No space left on device",
+        "plasma store is in /dev/shm\nOSError: [Errno 28] No space left on device: '/data/x'",
+        "memory",
+    ],
 )
 def test_other_failures_are_no_shortage_of_memory(text: str) -> None:
     assert out_of_memory(text) is None
@@ -129,7 +136,7 @@ def test_a_process_that_linux_has_killed_is_a_shortage_of_main_memory(
     counts.write_text("oom_kill 4\n")
     text = memory_message(args, error, kills)
     assert text.startswith(
-        "learner 0 ran out of main memory: Linux has ended 1 process of this machine since the start"
+        "learner 0 has probably run out of main memory: it died, and Linux has ended 1 process of this machine since"
     )
     assert "(saves " in text
     assert memory_message(args, ComponentDied("learner 0 failed: KeyError: x"), kills) == ""
@@ -137,3 +144,29 @@ def test_a_process_that_linux_has_killed_is_a_shortage_of_main_memory(
 
 def test_the_texts_of_all_causes_count() -> None:
     assert "Tried to allocate" in whole_text(died("learner 0", TORCH + "\nCompile with TORCH_USE_CUDA_DSA"))
+
+
+def test_a_cache_that_is_too_small_is_not_made_smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """vLLM names the cache: less memory for the engine would be the wrong way, and on CPU there is no GPU to speak of."""
+    error = died("engine 0", "ValueError: No available memory for the cache blocks.")
+    kills = KernelKills(tmp_path / "absent")
+    on_gpu = memory_message(args_on(monkeypatch, "cuda"), error, kills)
+    assert on_gpu.startswith("engine 0 ran out of KV cache memory")
+    assert "a higher --vllm_gpu_memory_utilization (it is 0.9)" in on_gpu
+    on_cpu = memory_message(args_on(monkeypatch, "cpu"), error, kills)
+    assert "GPU" not in on_cpu
+    assert "shorter sequences" in on_cpu
+    assert "GPU" not in memory_message(args_on(monkeypatch, "cpu"), died("engine 0", "MemoryError"), kills)
+
+
+def test_an_error_of_the_driver_is_told_as_the_driver_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    args, kills = args_on(monkeypatch, "cpu"), KernelKills(tmp_path / "absent")
+    error = MemoryError("Unable to allocate 1.50 TiB for an array with shape (3,) and data type float64")
+    assert memory_message(args, error, kills).startswith("the driver ran out of main memory: 1,536.0 GiB were wanted.")
+    assert memory_message(args, RuntimeError(TORCH), kills).startswith("the driver ran out of GPU memory: 2.3 GiB")
+
+
+def test_an_error_that_was_set_aside_is_no_cause() -> None:
+    error = ValueError("x")
+    error.__context__, error.__suppress_context__ = MemoryError(), True  # as `raise … from None` leaves it
+    assert whole_text(error) == "ValueError: x"
