@@ -18,8 +18,8 @@ from open_instruct.run.memory_needs import needed_on_device
 Kind = Literal["GPU memory", "KV cache memory", "main memory", "/dev/shm"]
 NUM_PROPOSALS = 3
 CONTAINER_COUNTS, MACHINE_COUNTS = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
-"""Each has a line `oom_kill N`: processes that Linux has ended because memory ran out. The first, which only containers have, counts
-those of this container; the second counts all of the machine, also those of other containers."""
+"""Each has a line `oom_kill N`: processes that Linux has ended because memory ran out. The first, which only containers have,
+counts those of this container; the second counts all of the machine, also those of other containers."""
 UNITS = {
     "B": 1,
     "KIB": 2**10,
