@@ -11,7 +11,7 @@ Rows and functions that other processes cannot read are written below `output_di
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from open_instruct.run.run_saving import MODEL
 from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.system.interruption import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
-Rows = str | Path | Iterable[Mapping[str, Any]]
+Rows = str | Path | Iterable[object]
 """A file, a directory or a hub name; or rows, such as a list of dictionaries or a `datasets.Dataset`."""
 
 
@@ -78,7 +78,9 @@ class GRPO:
     ) -> None:
         self._model = str(model)
         self._output_dir = Path(output_dir)
-        self._rows = {"dataset_mixer_list": train} | ({} if eval is None else {"dataset_mixer_eval_list": eval})
+        self._rows = {"dataset_mixer_list": _lasting(train)}
+        if eval is not None:
+            self._rows["dataset_mixer_eval_list"] = _lasting(eval)
         self._rewards = [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
         self._weights = None if reward_weights is None else [float(weight) for weight in reward_weights]
         self._options = options
@@ -110,6 +112,7 @@ class GRPO:
         config_cls, mistakes = config_class_with(modules)
         known = list(option_kinds(config_cls))
         mistakes += [no_such_option(name, known, prefix="") for name in self._options if name not in known]
+        mistakes += self._given_twice()
         inputs: list[RunInputs] = []
         args = make_config(
             config_cls,
@@ -118,6 +121,21 @@ class GRPO:
         )
         args = settled(args)
         return args, loaded_inputs(args, inputs)
+
+    def _given_twice(self) -> list[str]:
+        has_verifier = any(isinstance(reward, str) and not is_target(reward) for reward in self._rewards)
+        arguments = {
+            "model_name_or_path": "model",
+            "dataset_mixer_list": "train",
+            "dataset_mixer_eval_list": "eval" if "dataset_mixer_eval_list" in self._rows else "",
+            "reward_funcs": "rewards" if self._rewards else "",
+            "default_verifier": "rewards" if has_verifier else "",
+        }
+        return [
+            f"{option}: it is given as {argument} too. Leave one of them out."
+            for option, argument in arguments.items()
+            if argument and option in self._options
+        ]
 
     def _written(self, known: Sequence[str]) -> dict[str, Any]:
         """The options as a file of options would hold them. Writes rows and functions into files."""
@@ -135,7 +153,10 @@ class GRPO:
             **({"default_verifier": verifiers[0]} if verifiers else {}),
         }
         if functions:
-            written["reward_funcs"] = targets_of(functions, self._output_dir / "reward_functions")
+            try:
+                written["reward_funcs"] = targets_of(functions, self._output_dir / "reward_functions")
+            except OSError as error:
+                raise self._not_written(error) from error
         if self._weights is not None:
             written["reward_weights"] = self._weights
         return written | {name: value for name, value in self._options.items() if name in known}
@@ -157,11 +178,19 @@ class GRPO:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, "".join(lines).encode(errors="surrogatepass"))
         except OSError as error:
-            raise ValueError(f"output_dir {self._output_dir}: it cannot be written ({error.strerror}).") from error
+            raise self._not_written(error) from error
         return str(path)
+
+    def _not_written(self, error: OSError) -> ValueError:
+        return ValueError(f"output_dir {self._output_dir}: it cannot be written ({error.strerror}).")
 
     def _result(self) -> GRPOResult:
         metrics_file, summary_file = self._output_dir / METRICS_FILE, self._output_dir / SUMMARY_FILE
         rows = list(read_metrics(metrics_file)) if metrics_file.exists() else []
         summary = read_summary(summary_file) if summary_file.exists() else None
         return GRPOResult(self._output_dir, self._output_dir / MODEL, rows[-1] if rows else {}, summary)
+
+
+def _lasting(rows: Rows) -> Rows:
+    """The rows, so that they can be read again when the run goes on: an iterator gives its rows once."""
+    return list(rows) if isinstance(rows, Iterator) else rows

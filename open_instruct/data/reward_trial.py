@@ -1,6 +1,6 @@
 """Tries each reward function on a row of the data before anything starts."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 
 from open_instruct.config.grpo_config import GRPOConfig
@@ -33,7 +33,8 @@ def mistakes_of_functions(
             for spec, description in zip(functions.specs, described, strict=True)
             for mistake in _mistakes(args, spec, description, datasets)
         ]
-        return mistakes or list(_mistakes_of_trial(args, functions, train_dataset[0]))
+        names = {name for dataset in datasets.values() for name in dataset.column_names}
+        return mistakes or list(_mistakes_of_trial(args, functions, train_dataset[0], names))
     finally:
         functions.close()
 
@@ -58,9 +59,13 @@ def _mistakes(
             )
 
 
-def _mistakes_of_trial(args: GRPOConfig, functions: RewardFunctions, row: PromptRow) -> Iterator[str]:
-    columns = row.columns or {}
-    call = RewardCall(columns.get(PROMPT, row.raw_query), [INVENTED] * NUM_TRIED, [[0]] * NUM_TRIED, columns)
+def _mistakes_of_trial(
+    args: GRPOConfig, functions: RewardFunctions, row: PromptRow, column_names: Collection[str]
+) -> Iterator[str]:
+    """Calls each function as `FunctionScoring` does in the run: a column that this row lacks is None."""
+    columns = dict.fromkeys(column_names) | (row.columns or {})
+    prompt, state = columns.get(PROMPT) or row.raw_query, {"max_steps": args.num_training_steps}
+    call = RewardCall(prompt, [INVENTED] * NUM_TRIED, [[0]] * NUM_TRIED, columns, state)
     results: list[FunctionResult] = functions.submit(call).result(timeout=args.reward_timeout_s + START_S)
     for spec, result in zip(functions.specs, results, strict=True):
         if result.failure:

@@ -12,7 +12,8 @@ import importlib
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,9 +133,9 @@ def arguments_of(
     num_responses = len(call.texts)
     is_conversation = not isinstance(call.prompt, str)
     completions = [[{"role": "assistant", "content": text}] if is_conversation else text for text in call.texts]
-    columns = {name: [value] * num_responses for name, value in call.columns.items() if name != PROMPT}
+    columns = {name: _copies(value, num_responses) for name, value in call.columns.items() if name != PROMPT}
     given = {
-        "prompts": [call.prompt] * num_responses,
+        "prompts": _copies(call.prompt, num_responses),
         "completions": completions,
         "completion_ids": [list(ids) for ids in call.completion_ids],
         "trainer_state": TrainerState(**call.state),
@@ -149,13 +150,18 @@ def arguments_of(
     return {name: value for name, value in arguments.items() if name in needed}
 
 
+def _copies(value: Any, number: int) -> list[Any]:
+    """The value of each response. What a function changes in one of them does not change in the others."""
+    return [deepcopy(value) if isinstance(value, list | dict) else value for _ in range(number)]
+
+
 def numbers_of(returned: Any, num_responses: int) -> list[float | None]:
     """What a function has returned, as numbers. Numbers of numpy and torch are numbers too, one to a response.
 
     Raises:
         ValueError: it is no list of that many numbers; the message says what to return.
     """
-    if isinstance(returned, str | bytes | Mapping) or not hasattr(returned, "__iter__"):
+    if isinstance(returned, str | bytes | Mapping | Set) or not hasattr(returned, "__iter__"):
         raise ValueError(f"it returned {returned!r:.80}, not a list. Return one number for each of the completions")
     values = list(returned)
     if len(values) != num_responses:

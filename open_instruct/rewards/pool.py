@@ -128,6 +128,8 @@ class _Function:
         return self._description
 
     async def score(self, call: RewardCall) -> FunctionResult:
+        if not call.texts:
+            return FunctionResult([])
         began = time.monotonic()
         try:
             await self.describe()
@@ -197,6 +199,7 @@ class _Function:
         if process not in self._processes:
             return
         process.kill()
+        process.ended()
         self._processes.discard(process)
         self._dying = [other for other in self._dying if not other.is_closed] + [process]
         if process in self._idle:
@@ -225,20 +228,28 @@ def _result(answer: Mapping[str, Any], name: str, num_responses: int) -> Functio
         error = str(answer["error"])
         failure = f"timeout: {name}" if error == "timeout" else f"error: {name}: {error}"[:LONGEST_FAILURE]
         return FunctionResult([None] * num_responses, failure)
-    rewards, metrics, extra = answer.get("rewards"), answer.get("metrics"), answer.get("extra")
-    is_good = isinstance(rewards, list) and len(rewards) == num_responses and all(map(_is_reward, rewards))
-    if not is_good or not isinstance(metrics, dict) or not isinstance(extra, dict):
+    try:
+        rewards = [_reward(value) for value in answer["rewards"]]
+        result = FunctionResult(
+            rewards=rewards,
+            seconds=float(answer.get("seconds", 0.0)),
+            metrics={key: float(value) for key, value in answer["metrics"].items()},
+            extra={key: list(map(str, values)) for key, values in answer["extra"].items()},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        result = None
+    if result is None or any(len(values) != num_responses for values in (result.rewards, *result.extra.values())):
         return FunctionResult([None] * num_responses, f"crash: {name}: its process gave no rewards")
-    return FunctionResult(
-        rewards=[None if reward is None else float(reward) for reward in rewards],
-        seconds=float(answer.get("seconds", 0.0)),
-        metrics={key: float(value) for key, value in metrics.items() if isinstance(value, int | float)},
-        extra={key: values for key, values in extra.items() if len(values) == num_responses},
-    )
+    return result
 
 
-def _is_reward(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and math.isfinite(value))
+def _reward(value: object) -> float | None:
+    """Raises `ValueError` or `OverflowError` for what is no finite number."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
 
 
 class _Process:
@@ -252,6 +263,7 @@ class _Process:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
         self._reading: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._has_ended = False
         self.is_closed = False
         """Whether the pipes are closed."""
@@ -264,7 +276,7 @@ class _Process:
 
     async def start(self) -> None:
         """Start the process and wait until it has loaded the function. Raises `RewardFunctionError`."""
-        paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # a notebook has "" there
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "open_instruct.rewards.server"),
             stdin=asyncio.subprocess.PIPE,
@@ -300,16 +312,24 @@ class _Process:
             del self._waiting[number]
 
     def kill(self) -> None:
-        """Kill the process and what it has started."""
+        """Kill the process and what it has started, also when the process itself has ended."""
         if self._reading is not None:
             self._reading.cancel()
         self._fail_all(EOFError("its process was ended"))
-        if self._process is not None and self._process.returncode is None:
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def ended(self) -> None:
-        """Wait until the process has ended and its pipes are closed, before the event loop ends."""
+    def ended(self) -> asyncio.Task[None]:
+        """Done once the killed process has ended and its pipes are closed, which must be before the event loop ends."""
+        if self._ending is None or self._ending.cancelled():
+            self._ending = asyncio.create_task(self._end())
+        return self._ending
+
+    async def _end(self) -> None:
         if self._process is None or self._process.stdin is None:
             return
         self._process.stdin.close()
@@ -347,8 +367,9 @@ class _Process:
                 waiting = self._waiting.get(answer.get("number", -1))
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
-        except (EOFError, OSError, ValueError) as error:
+        except (EOFError, OSError, ValueError, TypeError, RecursionError) as error:
             self._has_ended = True
+            self._kill_group()
             self._fail_all(error)
 
     def _fail_all(self, error: Exception) -> None:

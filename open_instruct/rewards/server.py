@@ -2,6 +2,9 @@
 
     stdin   one start message, then calls      stdout   a description, then answers      what the function prints goes to stderr
 
+The function itself has an empty input, and processes that it forks have neither of these pipes: the death of this process is seen
+at once.
+
 Calls of an `async` function run side by side; those of another function one after another. In the jail (`system/sandbox.py`) the
 process can only compute.
 """
@@ -9,7 +12,7 @@ process can only compute.
 import asyncio
 import os
 import signal
-import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
@@ -26,7 +29,7 @@ from open_instruct.rewards.functions import (
     load,
     numbers_of,
 )
-from open_instruct.rewards.wire import HEAD, packed, unpacked
+from open_instruct.rewards.wire import HEAD, MOST_BYTES, packed, unpacked
 from open_instruct.system.sandbox import (
     GIB,
     Jail,
@@ -41,14 +44,15 @@ from open_instruct.system.sandbox import (
 LONGEST_ERROR = 500
 """Characters of an error's text."""
 JAIL_BYTES = 4 * GIB
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Where Python and its packages are."""
 
 
 def main() -> None:
     """Run the process."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what the function prints must not come between the answers
+    calls, answers = _own_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    start = unpacked(_read_message() or b"{}")
+    start = unpacked(_read_message(calls) or b"{}")
     die_with_parent(start["parent"])
     target, is_jailed = start["target"], start["is_jailed"]
     try:
@@ -61,10 +65,24 @@ def main() -> None:
         _go_to_jail(target, cpu_s=start["cpu_s"])
     _write(answers, {"needed": description.needed, "is_async": description.is_async})
     if description.is_async:
-        asyncio.run(_answer_side_by_side(function, answers, start["timeout_s"]))
+        asyncio.run(_answer_side_by_side(function, calls, answers, timeout_s=start["timeout_s"]))
     else:
-        while message := _read_message():
+        while message := _read_message(calls):
             _write(answers, _answer(function, unpacked(message)))
+
+
+def _own_pipes() -> tuple[int, int]:
+    """The descriptors of calls and answers, out of the function's way: it may print, read its input, and start processes."""
+    calls, answers = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+
+    def close_in_child() -> None:
+        os.close(calls)
+        os.close(answers)
+
+    os.register_at_fork(after_in_child=close_in_child)
+    return calls, answers
 
 
 def _go_to_jail(target: str, *, cpu_s: int) -> None:
@@ -83,8 +101,8 @@ def _go_to_jail(target: str, *, cpu_s: int) -> None:
 
 def _answer(function: RewardFunction, message: dict[str, Any]) -> dict[str, Any]:
     """The answer to a call: the rewards and what the function has logged, or why there are none."""
-    logged = _Logged()
     call = RewardCall(**message["call"])
+    logged = _Logged(len(call.texts))
     began = time.perf_counter()
     try:
         returned = function(**arguments_of(function, call, log_extra=logged.extra, log_metric=logged.metric))
@@ -95,23 +113,31 @@ def _answer(function: RewardFunction, message: dict[str, Any]) -> dict[str, Any]
 
 
 async def _answer_async(function: RewardFunction, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    logged = _Logged()
     call = RewardCall(**message["call"])
+    logged = _Logged(len(call.texts))
     began, limit = time.perf_counter(), asyncio.timeout(timeout_s)
     try:
         arguments = arguments_of(function, call, log_extra=logged.extra, log_metric=logged.metric)
         async with limit:
             rewards = numbers_of(await function(**arguments), len(call.texts))
-    except Exception as error:  # as above
+    except (Exception, asyncio.CancelledError) as error:  # as above
+        if isinstance(error, asyncio.CancelledError) and _is_ending():
+            raise
         is_late = isinstance(error, TimeoutError) and limit.expired()
         return {"number": message["number"], "error": "timeout" if is_late else in_words(error)}
     return {"number": message["number"], "rewards": rewards, "seconds": time.perf_counter() - began, **logged.as_json()}
 
 
-async def _answer_side_by_side(function: RewardFunction, answers: int, timeout_s: float) -> None:
+def _is_ending() -> bool:
+    """Whether the call itself is cancelled, because its process ends, and not a task that its function waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _answer_side_by_side(function: RewardFunction, calls: int, answers: int, *, timeout_s: float) -> None:
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
-    calls: set[asyncio.Task[None]] = set()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(calls, "rb"))
+    tasks: set[asyncio.Task[None]] = set()
 
     async def answer(message: dict[str, Any]) -> None:
         _write(answers, await _answer_async(function, message, timeout_s))
@@ -119,15 +145,16 @@ async def _answer_side_by_side(function: RewardFunction, answers: int, timeout_s
     with suppress(asyncio.IncompleteReadError):
         while True:
             (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-            call = loop.create_task(answer(unpacked(await reader.readexactly(size))))
-            calls.add(call)
-            call.add_done_callback(calls.discard)
+            task = loop.create_task(answer(unpacked(await reader.readexactly(size))))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
 
 class _Logged:
-    """What a function logs during one call."""
+    """What a function logs during one call for so many responses."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_responses: int) -> None:
+        self._num_responses = num_responses
         self._metrics: dict[str, float] = {}
         self._extra: dict[str, list[str]] = {}
 
@@ -135,31 +162,37 @@ class _Logged:
         self._metrics["_".join(str(name).split())] = float(value)
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
+        if isinstance(values, str | bytes) or len(values) != self._num_responses:
+            number = "a text" if isinstance(values, str | bytes) else f"{len(values)} values"
+            completions = f"{self._num_responses} completions"
+            raise ValueError(f"log_extra({column!r}): {number} for {completions}. Give a list with a value for each")
         self._extra[str(column)] = [str(value) for value in values]
 
     def as_json(self) -> dict[str, Any]:
         return {"metrics": self._metrics, "extra": self._extra}
 
 
-def in_words(error: Exception) -> str:
-    """The last line of the error's traceback, and the place in the user's code where it happened."""
+def in_words(error: BaseException) -> str:
+    """The last line of the error's traceback, and the place in the user's code where it happened: where it called what is
+    installed, if the error came from there."""
     lines = traceback.format_exception_only(error)[-1].strip()
     ours = str(Path(__file__).parent)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    frames = [frame for frame in frames if not frame.filename.startswith(INSTALLED)] or frames
     place = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     return lines[:LONGEST_ERROR] + place
 
 
-def _read_message() -> bytes | None:
+def _read_message(descriptor: int) -> bytes | None:
     """The next message; None at the end of the input."""
-    head = _read(HEAD.size)
-    return _read(*HEAD.unpack(head)) if head else None
+    head = _read(descriptor, HEAD.size)
+    return _read(descriptor, *HEAD.unpack(head)) if head else None
 
 
-def _read(size: int) -> bytes | None:
+def _read(descriptor: int, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
-        part = os.read(0, min(size - len(data), 2**20))
+        part = os.read(descriptor, min(size - len(data), 2**20))
         if not part:
             return None
         data += part
@@ -167,7 +200,11 @@ def _read(size: int) -> bytes | None:
 
 
 def _write(descriptor: int, message: dict[str, Any]) -> None:
-    data = memoryview(packed(message))
+    content = packed(message)
+    if len(content) > MOST_BYTES:
+        error = f"it logged more than {MOST_BYTES >> 20} MiB for one prompt. Give log_extra shorter texts"
+        content = packed({"number": message["number"], "error": error})
+    data = memoryview(content)
     while data:
         data = data[os.write(descriptor, data) :]
 

@@ -160,9 +160,7 @@ class DataPreparation:
         try:
             scored_by, functions = scores.results()
             with self._threads.lock:
-                self._unscored.record(one for scored in scored_by for one in scored)
-                if functions:
-                    self._unscored.record(self.scoring.scored_by_functions(result, functions))
+                self._unscored.record(self.scoring.together(result, scored_by, functions))
             group = self.scoring.scored_group(result, scored_by, score_s, functions=functions)
             if isinstance(group, UnscoredGroup):
                 self._leave_out(result, group)

@@ -108,6 +108,18 @@ class ResultScoring:
         """For each judged sample 0, or why the reward functions leave it unscored."""
         return scored_by_functions(functions, needs_one=self._only_functions(self._dataset_of(result)))
 
+    def together(
+        self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], functions: Sequence[FunctionResult]
+    ) -> Sequence[Scored]:
+        """For each judged sample the score of all its verifiers, or why one of them or a reward function leaves it unscored.
+        Where only functions score, the score is 0."""
+        by_functions = self.scored_by_functions(result, functions) if functions else []
+        if not scored_by:
+            return by_functions
+        names, weights = self._names_and_weights(result)
+        results = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
+        return with_functions(results, by_functions) if functions else results
+
     def learn_rubrics(self, training_step: int, groups: Iterable[ScoredGroup]) -> dict[str, float]:
         """Have new criteria found from the responses that a step trains on, in parallel with training. Returns metrics of the
         results for earlier steps."""
@@ -173,8 +185,7 @@ class ResultScoring:
         misses = (*_misses(names, scored_by), *misses_of(specs, functions))
         by_functions = [self.scored_by_functions(result, functions)] if functions else []
         scored_by = scored_by or [[Scored(0.0)] * len(by_functions[0])]
-        results = combined(scored_by, weights) if len(names) > 1 else scored_by[0]
-        results = with_functions(results, by_functions[0]) if functions else results
+        results = self.together(result, scored_by, functions)
         scores = iter(scored.score for scored in results)
         rewards = self._workflow.rewards(
             result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]

@@ -11,7 +11,7 @@ from conftest import make_args
 from group_fakes import make_result
 
 from open_instruct.config.verifier_options import RewardFunctionSpec
-from open_instruct.data_types import TokenStatistics
+from open_instruct.data_types import GenerationResult, TokenStatistics
 from open_instruct.rewards.pool import FunctionResult
 from open_instruct.rollouts.batch_metrics import response_metrics, scoring_metrics
 from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
@@ -28,6 +28,11 @@ FAILED = FunctionResult([None] * 3, "error: short: KeyError: 'x'")
 
 def scored(dataset: str, functions: list[FunctionResult], *verified: list[Scored], is_eval: bool = False) -> Any:
     """The group of three responses."""
+    result, scoring = result_and_scoring(dataset, is_eval=is_eval)
+    return scoring.scored_group(result, list(verified), 0.0, functions=functions)
+
+
+def result_and_scoring(dataset: str, *, is_eval: bool = False) -> tuple[GenerationResult, ResultScoring]:
     result = make_result(
         responses=[np.array([1], np.int32)] * 3,
         logprobs=[np.zeros(1, np.float32)] * 3,
@@ -44,8 +49,8 @@ def scored(dataset: str, functions: list[FunctionResult], *verified: list[Scored
     asked: Any = SimpleNamespace(specs=SPECS)
     requests: Any = SimpleNamespace(train=row, held_out=row)
     tokenizer: Any = SimpleNamespace(all_special_tokens=[])
-    scoring = ResultScoring(requests, SingleTurn(None), tokenizer, SimpleNamespace(), functions=asked)  # type: ignore[arg-type]
-    return scoring.scored_group(result, list(verified), 0.0, functions=functions)
+    verifiers: Any = SimpleNamespace()
+    return result, ResultScoring(requests, SingleTurn(None), tokenizer, verifiers, functions=asked)
 
 
 def test_rewards_of_functions_are_summed_by_weight_and_none_adds_nothing() -> None:
@@ -80,6 +85,15 @@ def test_functions_add_to_a_verifier_and_none_leaves_its_score() -> None:
     assert group.rewards(verification_reward=10.0).tolist() == [9.5, 0.0, 6.0]
     assert group.outcomes.tolist() == [1.0, 0.0, 0.5]
     assert isinstance(scored("gsm8k", [FunctionResult([1.0] * 3), FAILED], scores), UnscoredGroup)
+
+
+def test_each_response_counts_once_in_the_share_that_is_not_scored() -> None:
+    result, scoring = result_and_scoring("gsm8k")
+    with_verifier = scoring.together(result, [[Scored(1.0), Scored(None, "timeout"), Scored(0.0)]], [FAILED])
+    assert [one.failure for one in with_verifier] == [FAILED.failure, "timeout", FAILED.failure]
+    result, scoring = result_and_scoring("passthrough")
+    alone = scoring.together(result, [], [FunctionResult([1.0, None, 2.0])])
+    assert [(one.score, one.failure) for one in alone] == [(0.0, None), (None, NO_REWARD), (0.0, None)]
 
 
 def test_metrics_are_by_function_and_say_nothing_of_verifiers_that_do_not_score() -> None:

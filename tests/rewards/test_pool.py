@@ -1,20 +1,23 @@
 """Reward functions in processes of their own."""
 
 import logging
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.rewards.functions import Description, RewardCall, RewardFunctionError
-from open_instruct.rewards.pool import FunctionResult, RewardFunctions
+from open_instruct.rewards.pool import FunctionResult, RewardFunctions, _result
 from open_instruct.system.sandbox import missing
 
 FUNCTIONS = """
-import asyncio, os, socket, time
+import asyncio, json, os, socket, subprocess, threading, time
 import next_door
 
 def right(completions, answer, **kwargs):
@@ -56,6 +59,55 @@ def reaches_out(completions, **kwargs):
 
 def environment(completions, **kwargs):
     return [float("A_KEY" in os.environ)] * len(completions)
+
+def leaves_a_child(completions, pids, **kwargs):
+    child = os.fork() or time.sleep(60)
+    with open(pids[0], "a") as file:
+        print(child, file=file)
+    os._exit(3)
+
+def dies_later(completions, pids, **kwargs):
+    child = subprocess.Popen(["sleep", "60"])
+    with open(pids[0], "a") as file:
+        print(child.pid, file=file)
+    threading.Timer(0.2, os._exit, [3]).start()
+    return [0.0] * len(completions)
+
+def writes_among_the_answers(completions, **kwargs):
+    for descriptor in range(3, 8):
+        try:
+            os.write(descriptor, b"x" * 2**21)
+        except OSError:
+            pass
+    return [0.0] * len(completions)
+
+def reads_input(completions, **kwargs):
+    return [float(len(subprocess.run(["cat"], capture_output=True).stdout))] * len(completions)
+
+def parses(completions, **kwargs):
+    return json.loads("no JSON")
+
+def in_no_order(completions, **kwargs):
+    return {1.0, 2.0}
+
+def logs_too_few(completions, log_extra, **kwargs):
+    log_extra("shape", ["round"])
+    return [1.0] * len(completions)
+
+def logs_too_much(completions, log_extra, **kwargs):
+    log_extra("shape", ["x" * 2**26] * len(completions))
+    return [1.0] * len(completions)
+
+def changes_what_it_gets(prompts, completions, tests, **kwargs):
+    for prompt, completion, of_response in zip(prompts, completions, tests):
+        prompt.extend(completion)
+        of_response.append("seen")
+    return [len(prompt) * 10 + len(of_response) for prompt, of_response in zip(prompts, tests)]
+
+async def gives_up_a_task(completions, topic, **kwargs):
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
 
 a_number = 3
 
@@ -112,6 +164,17 @@ def test_functions_get_what_they_name_and_may_be_async(file: str) -> None:
         ("not_finite", "error: not_finite: ValueError: its reward for completion 0 is nan, which is no finite number."),
         ("no_list", "error: no_list: ValueError: it returned 1.0, not a list."),
         ("ends", "crash: ends"),
+        (
+            "parses",
+            "error: parses: json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0) (mine.py line",
+        ),
+        ("in_no_order", "error: in_no_order: ValueError: it returned {1.0, 2.0}, not a list."),
+        (
+            "logs_too_few",
+            "error: logs_too_few: ValueError: log_extra('shape'): 1 values for 2 completions. Give a list",
+        ),
+        ("logs_too_much", "error: logs_too_much: it logged more than 64 MiB for one prompt"),
+        ("gives_up_a_task", "error: gives_up_a_task: asyncio.exceptions.CancelledError"),
     ],
 )
 def test_a_function_that_fails_is_named_and_the_others_score(name: str, failure: str, file: str) -> None:
@@ -127,6 +190,59 @@ def test_a_function_that_takes_too_long_is_ended_and_named(file: str, caplog: py
         (late,) = results(pool)
     assert late == FunctionResult([None, None], "timeout: hangs")
     assert "the reward function hangs is slow: it was ended for the 2 responses to one prompt" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "failure"), [("leaves_a_child", "crash: leaves_a_child"), ("dies_later", "")])
+def test_what_a_function_has_started_ends_with_it(name: str, failure: str, file: str, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    with functions(file, name, timeout_s=30.0) as pool:
+        began = time.monotonic()
+        (ended,) = results(pool, replace(CALL, columns={"pids": str(pids)}))
+        assert ended.failure == failure
+        assert time.monotonic() - began < 20.0  # the child holds no pipe that would be waited for
+        child = Path(f"/proc/{int(pids.read_text())}/stat")
+        until = time.monotonic() + 5.0
+        while child.exists() and ") Z " not in child.read_text() and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not child.exists() or ") Z " in child.read_text()
+
+
+def test_killed_processes_leave_no_open_file(file: str) -> None:
+    with functions(file, "ends", "writes_among_the_answers", timeout_s=5.0) as pool:
+        results(pool)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            results(pool)
+        until = time.monotonic() + 5.0
+        while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < until:
+            time.sleep(0.02)
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_function_has_no_input_and_its_own_copies(file: str) -> None:
+    conversation = replace(CALL, prompt=[{"role": "user", "content": "?"}], columns={"tests": ["1"]})
+    with functions(file, "reads_input", "changes_what_it_gets") as pool:
+        nothing, changed = results(pool, conversation)
+    assert nothing.rewards == [0.0, 0.0]
+    assert changed.rewards == [22.0, 22.0]  # two messages, two tests
+
+
+def test_without_a_response_no_function_is_called(file: str) -> None:
+    with functions(file, "raises") as pool:
+        assert results(pool, replace(CALL, texts=[], completion_ids=[])) == [FunctionResult([])]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"rewards": [10**400], "metrics": {}, "extra": {}},
+        {"rewards": [1.0], "metrics": {"m": 10**400}, "extra": {}},
+        {"rewards": [1.0], "metrics": {}, "extra": {"column": 3}},
+        {"rewards": [1.0], "metrics": {}, "extra": {}, "seconds": []},
+    ],
+)
+def test_an_answer_that_no_process_of_ours_would_give_costs_its_group_alone(answer: dict[str, Any]) -> None:
+    assert _result(answer, "f", 1) == FunctionResult([None], "crash: f: its process gave no rewards")
 
 
 @pytest.mark.parametrize(

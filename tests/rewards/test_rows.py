@@ -22,6 +22,9 @@ def needs(completions, answer, topic, level=0):
 
 def breaks(completions, **kwargs):
     return [completions[5]]
+
+def of_progress(completions, trainer_state, topic):
+    return [trainer_state.global_step / trainer_state.max_steps + (topic[0] is not None)] * len(completions)
 """
 ROWS = [
     {"prompt": [{"role": "user", "content": f"{number} + 1 ="}], "answer": str(number + 1), "level": number}
@@ -81,6 +84,11 @@ def test_a_function_that_does_not_fit_the_rows_is_a_mistake(function: str, words
     assert words in mistake
     if function == "needs":
         assert mistake.endswith("They have: answer, level.")
+
+
+def test_the_trial_gives_what_the_run_gives(tmp_path: Path) -> None:
+    _, mistakes = run_with(tmp_path, "of_progress", rows=[ROWS[0], ROWS[1] | {"topic": "sums"}, ROWS[2]])
+    assert not mistakes
 
 
 @pytest.mark.parametrize(
