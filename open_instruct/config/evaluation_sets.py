@@ -28,7 +28,7 @@ NUMBERS: dict[str, tuple[type[int] | type[float], str]] = {
 """The settings of a set that are numbers: their type, and the option that holds where the set says nothing."""
 TEXTS = {"amount": "1.0", "split": "test"}
 """The other settings, as in a mixer list, and their defaults."""
-RESERVED = ("agents", "conversations", "env", "environment", "objective", "rc", "tools")
+RESERVED = ("agents", "conversations", "env", "environment", "objective", "rc", "rewards", "tools")
 """Names of groups of metrics below `eval/`, which no set may have."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 

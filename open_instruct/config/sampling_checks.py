@@ -14,6 +14,11 @@ def evaluation_sets_can_be_read(args: GRPOConfig) -> Iterator[str]:
     if args.dataset_mixer_eval_list and args.eval_sets:
         options = shown(args, "dataset_mixer_eval_list", "eval_sets")
         yield f"{options}: both name the data to evaluate on. Name all of them in eval_sets."
+    default = GRPOConfig.__dataclass_fields__["dataset_mixer_eval_list_splits"].default_factory()
+    if args.eval_sets and args.dataset_mixer_eval_list_splits != default:
+        options = shown(args, "dataset_mixer_eval_list_splits", "eval_sets")
+        split = args.dataset_mixer_eval_list_splits[0] if args.dataset_mixer_eval_list_splits else default[0]
+        yield f"{options}: the splits are those of dataset_mixer_eval_list. Give each set its own, NAME.split={split}."
 
 
 def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:

@@ -93,7 +93,8 @@ def _misspelled(override: str) -> str:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException as error:
         return (
-            f"it cannot be read ({str(error).splitlines()[0]}). Put values with quotes, commas or brackets in quotes."
+            f"it cannot be read ({str(error).splitlines()[0]}). Put values with quotes, commas, brackets or = in quotes, also "
+            "within a list: key=['a=1','b=2']."
         )
     except (ValueError, RecursionError) as error:
         return unreadable_value(error)

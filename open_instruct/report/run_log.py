@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report import component_log
 from open_instruct.report.accuracies import Accuracies
-from open_instruct.report.answers_before_after import answers_before_and_after
+from open_instruct.report.answers_before_after import answers_before_and_after, rows_of
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Accuracy, Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
@@ -187,7 +187,8 @@ class RunLog:
         metrics = dict(metrics)
         if rows := metrics.pop(COMPLETIONS, None):
             with self._isolation:
-                write_lines(self._output_dir / COMPLETIONS_DIRECTORY / f"step_{version:06d}.jsonl", rows)
+                path = self._output_dir / COMPLETIONS_DIRECTORY / f"step_{version:06d}.jsonl"
+                write_lines(path, [*_of_other_sets(path, rows), *rows])
             self._tracker.log_table(COMPLETIONS, rows, version)
         if (accuracies := Accuracies.of(metrics)) is not None:
             self._remember(accuracies, version)
@@ -229,8 +230,9 @@ class RunLog:
         plot = plot_reward_curve(self._output_dir / METRICS_FILE, self._output_dir / PLOT_FILE)
         summary = dataclasses.replace(summary, plot=None if plot is None else str(plot))
         write_summary(self._output_dir / SUMMARY_FILE, summary)
-        if answers := answers_before_and_after(self._output_dir / COMPLETIONS_DIRECTORY):
-            tell(answers)
+        with self._isolation:
+            if answers := answers_before_and_after(self._output_dir / COMPLETIONS_DIRECTORY):
+                tell(answers)
         tell(format_summary_table(summary))
         return summary
 
@@ -265,3 +267,9 @@ class RunLog:
         self._tracker.finish(self._exit_code)
         self._writer.close()
         self._prompts.close()
+
+
+def _of_other_sets(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of other evaluation sets that an earlier process has written of the same step."""
+    names = {row.get("set") for row in rows}
+    return [row for row in rows_of(path) if row.get("set") not in names] if path.is_file() else []

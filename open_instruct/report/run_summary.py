@@ -64,7 +64,7 @@ class RunSummary:
     eval_reward_before: float | None = None
     """Mean reward of the evaluation before the first step; None if there was none."""
     eval_reward_after: float | None = None
-    """Mean reward of the last evaluation; None if there was none."""
+    """Mean reward of the last evaluation after a step; None if there was none."""
     eval_sets: dict[str, SetAccuracy] = field(default_factory=dict)
     """Accuracies of the evaluation sets, by name; empty if the run does not measure its sets apart."""
 

@@ -88,6 +88,12 @@ def test_a_set_is_due_at_its_interval_and_after_the_last_step(step: int, due: li
             {},
             "objective=x.jsonl: eval/objective/… are metrics of all sets. Choose another name.",
         ),
+        (["rewards=x.jsonl"], {}, "eval/rewards/… are metrics of all sets. Choose another name."),
+        (
+            ["a=x.jsonl"],
+            {"dataset_mixer_eval_list_splits": ["train"]},
+            "the splits are those of dataset_mixer_eval_list. Give each set its own, NAME.split=train.",
+        ),
         (["a=x.jsonl", "b.samples=2"], {}, "b.samples: there is no set b. Name its data, such as b=data/b.jsonl."),
         (
             ["a=x.jsonl", "a.temp=2"],

@@ -7,7 +7,7 @@ from typing import Any
 from open_instruct.report.answers_before_after import LONGEST_ANSWER, LONGEST_PROMPT, answers_before_and_after
 
 
-def answer(place: str, response: str, scores: float, **others: Any) -> dict[str, Any]:
+def answer(place: str, response: str, scores: float | None, **others: Any) -> dict[str, Any]:
     row = {"row": place, "prompt": "<user>1 + 1?", "response": response, "scores": scores, "ground_truth": "2"}
     return row | others
 
@@ -66,3 +66,14 @@ def test_lines_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
         with (tmp_path / f"step_{step:06d}.jsonl").open("a") as file:
             file.write('{"row": "t li')
     assert answers_before_and_after(tmp_path).count("label") == 1
+
+
+def test_rows_and_files_that_are_no_answers_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 999999, answer("t line 3", "1", 0.0), answer("t line 4", "1", None))
+    write(tmp_path, 1000000, answer("t line 4", "2", 1.0))
+    with (tmp_path / "step_1000000.jsonl").open("a") as file:
+        file.write("7\n[]\n" + json.dumps(answer("t line 3", "a\u2028\x1b[2J", 1.0), ensure_ascii=False) + "\n")
+    (tmp_path / "step_1_copy.jsonl").write_text("{}")
+    shown = answers_before_and_after(tmp_path)
+    assert shown.startswith("held-out answers after step 999999 and after step 1000000:")
+    assert shown.endswith("step 1000000  reward 1    a \\x1b[2J")

@@ -300,3 +300,13 @@ def test_a_resumed_run_says_how_many_rows_it_cuts(
         killed.step(row_of(step))
     make_log().started(2, Path("checkpoint"))
     assert f"after step 2 ({words})" in capsys.readouterr().err
+
+
+def test_answers_of_a_set_stay_when_a_resumed_run_evaluates_another_set_at_the_step(
+    log: RunLog, tmp_path: Path
+) -> None:
+    for name, number in (("plus", 1), ("minus", 2), ("plus", 3)):
+        answers = [{"set": name, "response": str(number)}]
+        log.evaluation(3, evaluation_of(0.5) | {"sample_completions": answers})
+    lines = (tmp_path / "completions" / "step_000003.jsonl").read_text().splitlines()
+    assert [json.loads(line)["response"] for line in lines] == ["2", "3"]

@@ -50,7 +50,7 @@ def test_an_evaluation_of_some_sets_says_nothing_of_all(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["eval_accuracy_before"] == 0.0
     assert summary["eval_accuracy_after"] is None
-    assert {name: one["after"] for name, one in summary["eval_sets"].items()} == {"plus": 0.06, "minus": 0.0}
+    assert {name: one["after"] for name, one in summary["eval_sets"].items()} == {"plus": 0.06, "minus": None}
 
 
 def test_a_set_that_was_written_is_not_evaluated_again_after_a_resume(tmp_path: Path) -> None:
