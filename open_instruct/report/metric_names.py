@@ -34,13 +34,12 @@ numbers of tokens are over all samples.
 
 **Sets and sources.** With `--eval_sets`, or several datasets in `--dataset_mixer_eval_list`, each evaluation set has numbers of
 its own, `eval/<set>/…` (`eval/plus/scores`; TRL calls it `eval_plus_reward`, verl names it by `data_source`). `eval/…` without a
-set is over the responses of all sets, and is there only if all of them were evaluated at the step: over some of them it would be
-another quantity, and a curve of it would jump with the sets. `eval/pass_at_1` weighs prompts the same, and other means weigh
-responses. Likewise `eval/pass_at_<k>` is there only if all sets have the same number of responses to a prompt. `source/<name>/…`
-measures a training step by the entries of `--dataset_mixer_list`, and is there only if there are several: over one it would repeat
-`all_groups/…`. A source has a short name, `train` for `data/train.jsonl` and `gsm8k` for `openai/gsm8k`; where two would be the
-same, their folder or a number tells them apart. `environment/<name>/…` is there for each environment that a row of the step names
-(`env_config`).
+set is over the responses of all sets, and is there only if all of them were evaluated at the step: over some it would be another
+quantity. `eval/pass_at_1` weighs prompts the same, and other means weigh responses. Likewise `eval/pass_at_<k>` is there only if
+all sets have the same number of responses to a prompt. `source/<name>/…` measures a training step by the entries of
+`--dataset_mixer_list`, and is there only if there are several: over one it would repeat `all_groups/…`. A source has a short
+name, `train` for `data/train.jsonl` and `gsm8k` for `openai/gsm8k`; where two would be the same, their folder or a number tells
+them apart. `environment/<name>/…` is there for each environment that a row of the step names (`env_config`).
 """
 
 
