@@ -141,8 +141,9 @@ class ScoredGroup:
 
     @property
     def added_rewards(self) -> np.ndarray:
-        """(G,) float64: rewards of environments and of reward functions, in addition to the verifier's."""
-        return self.environment_rewards + self.function_rewards
+        """(G,) float64: rewards of environments and of reward functions, in addition to the verifier's. A group that was given up
+        has rewards but no samples."""
+        return self.function_rewards + (self.environment_rewards if self.has_environment_rewards else 0.0)
 
     @property
     def outcomes(self) -> np.ndarray:

@@ -280,7 +280,7 @@ SECTIONS: dict[str, list[Metric]] = {
         Metric("eval/model_step_<min|mean|max>", "the version that was measured: one for a whole evaluation"),
         Metric("eval/actor_tokens_per_second", "as in training"),
         Metric("eval/response_tokens_per_second", "response tokens per second of the evaluation"),
-        Metric("eval/num_given_up", "prompts whose generation failed too often; they count as wrong"),
+        Metric("eval/num_given_up", "prompts that failed too often: wrong, or not scored where only functions score"),
         Metric("eval/num_not_scored", "prompts of which a response was not scored; they are left out"),
         Metric("eval/rc/<metric>", "reasoning cache: accuracy and tokens by cycle, as means over trajectories"),
         Metric("eval/<set>/num_prompts", "prompts of one set (`--eval_sets`) that were measured"),

@@ -130,19 +130,18 @@ class _Function:
     async def score(self, call: RewardCall) -> FunctionResult:
         if not call.texts:
             return FunctionResult([])
-        began = time.monotonic()
         try:
             await self.describe()
             async with self._places:
-                began = time.monotonic()
                 answer = await self._ask(call)
         except TimeoutError:
             failure = "timeout"
         except (OSError, EOFError, ValueError) as error:
             failure = f"unavailable: {error}" if isinstance(error, RewardFunctionError) else "crash"
         else:
-            self._tell_if_slow(time.monotonic() - began, len(call.texts))
-            return _result(answer, self._spec.name, len(call.texts))
+            result = _result(answer, self._spec.name, len(call.texts))
+            self._tell_if_slow(result.seconds, len(call.texts))
+            return result
         if failure == "timeout":
             self._tell_if_slow(math.inf, len(call.texts))
         return FunctionResult([None] * len(call.texts), f"{failure}: {self._spec.name}")

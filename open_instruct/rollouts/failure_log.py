@@ -94,5 +94,5 @@ def _what_becomes_of_it(result: GenerationResult, *, is_tried_again: bool | None
     if not is_tried_again:
         if result.error.startswith(NOT_SCORED) and result.is_eval:
             return "left out"
-        return "given up and counts as wrong" if result.is_eval else "dropped"
+        return "given up" if result.is_eval else "dropped"
     return "sampled again" if result.is_eval else "sampled again with another seed"

@@ -63,16 +63,21 @@ def function_scoring(
     return FunctionScoring(functions, tuple(names), state)
 
 
-def scored_by_functions(results: Sequence[FunctionResult], *, needs_one: bool) -> list[Scored]:
+def scored_by_functions(
+    specs: Sequence[RewardFunctionSpec], results: Sequence[FunctionResult], *, needs_one: bool
+) -> list[Scored]:
     """For each of G responses 0, or why it is not scored: a function failed, or each returned None.
 
     Args:
-        needs_one: whether a response is not scored if each function returned None, because no verifier scores it.
+        needs_one: whether a response is not scored if each function returned None, because no verifier scores it. A function of
+            weight 0 is only logged, and scores nothing.
     """
     failures = [result.failure for result in results if result.failure]
+    counts = [spec.weight != 0 for spec in specs]
     together = []
     for of_response in zip(*(result.rewards for result in results), strict=True):
-        nothing = needs_one and all(reward is None for reward in of_response)
+        scores = [reward for reward, does_count in zip(of_response, counts, strict=True) if does_count]
+        nothing = needs_one and all(reward is None for reward in scores)
         failure = failures[0] if failures else NO_REWARD if nothing else None
         together.append(Scored(None if failure else 0.0, failure))
     return together

@@ -106,7 +106,9 @@ class ResultScoring:
 
     def scored_by_functions(self, result: GenerationResult, functions: Sequence[FunctionResult]) -> list[Scored]:
         """For each judged sample 0, or why the reward functions leave it unscored."""
-        return scored_by_functions(functions, needs_one=self._only_functions(self._dataset_of(result)))
+        assert self._functions is not None
+        only_functions = self._only_functions(self._dataset_of(result))
+        return scored_by_functions(self._functions.specs, functions, needs_one=only_functions)
 
     def together(
         self, result: GenerationResult, scored_by: Sequence[Sequence[Scored]], functions: Sequence[FunctionResult]
@@ -237,9 +239,12 @@ class ResultScoring:
             del kept["well_formed"]
         return replace(self.group(saved.result, saved.scores), **kept)
 
-    def all_wrong(self, result: GenerationResult) -> ScoredGroup:
-        """The group of a result that an engine gave up, as an evaluation counts it: each verifier gives each response 0."""
+    def all_wrong(self, result: GenerationResult) -> ScoredGroup | UnscoredGroup:
+        """The group of a result that an engine gave up, as an evaluation counts it: each verifier gives each response 0. Where
+        only functions score nothing is known of it, because 0 may be more than any answer gets."""
         num_responses = self._requests.evaluation_set(result.index).sampling.n
+        if self._only_functions(self._dataset_of(result)):
+            return UnscoredGroup(result.error, num_responses, num_failures=0, result=replace(result, samples=[]))
         nothing = np.zeros(num_responses, dtype=np.float32)
         names, weights = self._names_and_weights(result)
         functions = nothing_from(self._functions.specs, num_responses) if self._functions is not None else ()

@@ -105,10 +105,13 @@ class Evaluation:
         self._left_out[row] = group
         self.seconds = self.began.elapsed_s()
 
-    def fail(self, group: ScoredGroup) -> bool | None:
+    def fail(self, group: ScoredGroup | UnscoredGroup) -> bool | None:
         """The engines broke a group off. Its prompt is issued again; after `max_attempts` failures it is given up and counts with
-        the scores of `group`. Returns whether it is issued again; None if the prompt is not with the engines any more."""
-        row = group.result.index
+        the scores of `group`, or is left out. Returns whether it is issued again; None if the prompt is not with the engines any
+        more."""
+        result = group.result
+        assert result is not None, "a group that is given up has its result"
+        row = result.index
         if row not in self._out:
             return None
         self._out.discard(row)
@@ -116,8 +119,11 @@ class Evaluation:
         if self._failures[row] < self._max_attempts:
             self._to_issue.append(row)
             return True
-        self._groups[row] = group
-        self._last_causes[row] = group.result.error
+        if isinstance(group, UnscoredGroup):
+            self._left_out[row] = group
+        else:
+            self._groups[row] = group
+        self._last_causes[row] = result.error
         self.seconds = self.began.elapsed_s()
         return False
 
@@ -150,9 +156,10 @@ class Evaluation:
     def why_given_up(self) -> str:
         """For the log, if prompts were given up."""
         causes = Counter(self._last_causes.values()).most_common(3)
+        counted = "left out" if self._last_causes.keys() <= self._left_out.keys() else "counted as wrong"
         return (
             f"evaluation of version {self.version}: {self.num_given_up} of {self.num_rows} prompts given up after "
-            f"{self._max_attempts} attempts, counted as wrong ({'; '.join(f'{cause}: {number}' for cause, number in causes)}). "
+            f"{self._max_attempts} attempts, {counted} ({'; '.join(f'{cause}: {number}' for cause, number in causes)}). "
             "With a higher --generation_timeout, or a lower --eval_response_length, they would come to their end."
         )
 

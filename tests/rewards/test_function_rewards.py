@@ -1,6 +1,7 @@
 """How rewards of functions join the scores of verifiers: sums, what is not scored, metrics, saved states."""
 
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,21 +19,28 @@ from open_instruct.rollouts.evaluation_metrics import evaluation_metrics
 from open_instruct.rollouts.function_scoring import NO_REWARD
 from open_instruct.rollouts.result_scoring import ResultScoring
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
+from open_instruct.rollouts.running_evaluation import Evaluation
 from open_instruct.scored_groups import FunctionRewards, ScoredGroup, UnscoredGroup, said_by_functions, take
 from open_instruct.verifiers.scoring_processes import Scored
 from open_instruct.workflows.single_turn import SingleTurn
 
 SPECS = (RewardFunctionSpec("a.py:right"), RewardFunctionSpec("a.py:short", 0.5))
+ONLY_LOGGED = (RewardFunctionSpec("a.py:right"), RewardFunctionSpec("a.py:length", 0.0))
+GIVEN = FunctionResult([1.0] * 3)
 FAILED = FunctionResult([None] * 3, "error: short: KeyError: 'x'")
 
 
-def scored(dataset: str, functions: list[FunctionResult], *verified: list[Scored], is_eval: bool = False) -> Any:
+def scored(
+    dataset: str, functions: list[FunctionResult], *verified: list[Scored], is_eval: bool = False, specs: Any = SPECS
+) -> Any:
     """The group of three responses."""
-    result, scoring = result_and_scoring(dataset, is_eval=is_eval)
+    result, scoring = result_and_scoring(dataset, is_eval=is_eval, specs=specs)
     return scoring.scored_group(result, list(verified), 0.0, functions=functions)
 
 
-def result_and_scoring(dataset: str, *, is_eval: bool = False) -> tuple[GenerationResult, ResultScoring]:
+def result_and_scoring(
+    dataset: str, *, is_eval: bool = False, specs: Any = SPECS
+) -> tuple[GenerationResult, ResultScoring]:
     result = make_result(
         responses=[np.array([1], np.int32)] * 3,
         logprobs=[np.zeros(1, np.float32)] * 3,
@@ -46,8 +54,9 @@ def result_and_scoring(dataset: str, *, is_eval: bool = False) -> tuple[Generati
         marker="EVAL" if is_eval else "TRAIN",
     )
     row = SimpleNamespace(dataset_of=lambda _: dataset)
-    asked: Any = SimpleNamespace(specs=SPECS)
-    requests: Any = SimpleNamespace(train=row, held_out=row)
+    asked: Any = SimpleNamespace(specs=specs)
+    of_set = SimpleNamespace(sampling=SimpleNamespace(n=3))
+    requests: Any = SimpleNamespace(train=row, held_out=row, evaluation_set=lambda _: of_set)
     tokenizer: Any = SimpleNamespace(all_special_tokens=[])
     verifiers: Any = SimpleNamespace()
     return result, ResultScoring(requests, SingleTurn(None), tokenizer, verifiers, functions=asked)
@@ -70,6 +79,33 @@ def test_a_response_that_no_function_scores_is_left_out() -> None:
     assert NO_REWARD in nothing.cause
 
 
+def test_a_function_that_is_only_logged_scores_nothing() -> None:
+    given = [FunctionResult([2.0, None, 1.0]), FunctionResult([5.0, 6.0, 7.0])]
+    group = scored("passthrough", given, specs=ONLY_LOGGED)
+    assert group.rewards(10.0).tolist() == [2.0, 1.0]
+    assert scored("gsm8k", given, [Scored(1.0)] * 3, specs=ONLY_LOGGED).rewards(10.0).tolist() == [12.0, 10.0, 11.0]
+
+
+def test_a_prompt_that_an_engine_gives_up_is_not_known_where_only_functions_score() -> None:
+    result, scoring = result_and_scoring("passthrough", is_eval=True)
+    group = scoring.all_wrong(replace(result, samples=[]))
+    assert isinstance(group, UnscoredGroup)  # 0 may be more than any answer gets
+    assert group.num_not_scored == 3
+    evaluation = Evaluation(1, [0], max_attempts=1)
+    assert evaluation.next_row() == 0
+    evaluation.fail(group)
+    assert evaluation.is_complete
+    assert evaluation.num_given_up == 1
+    assert "1 of 1 prompts given up after 1 attempts, left out" in evaluation.why_given_up()
+    assert evaluation.outcomes().left_out == [group]
+    verified = result_and_scoring("gsm8k", is_eval=True)[1].all_wrong(replace(result, samples=[]))
+    assert isinstance(verified, ScoredGroup)
+    assert verified.rewards(10.0).tolist() == [0.0] * 3
+    right = scored("gsm8k", [GIVEN, GIVEN], [Scored(1.0)] * 3, is_eval=True)
+    metrics = evaluation_metrics([right, verified], verification_reward=10.0)
+    assert (metrics["eval/scores"], metrics["eval/pass_at_1"], metrics["eval/num_given_up"]) == (5.75, 0.5, 1)
+
+
 def test_a_function_that_fails_leaves_its_group_unscored() -> None:
     group = scored("passthrough", [FunctionResult([1.0] * 3), FAILED])
     assert isinstance(group, UnscoredGroup)
@@ -89,10 +125,10 @@ def test_functions_add_to_a_verifier_and_none_leaves_its_score() -> None:
 
 def test_each_response_counts_once_in_the_share_that_is_not_scored() -> None:
     result, scoring = result_and_scoring("gsm8k")
-    with_verifier = scoring.together(result, [[Scored(1.0), Scored(None, "timeout"), Scored(0.0)]], [FAILED])
+    with_verifier = scoring.together(result, [[Scored(1.0), Scored(None, "timeout"), Scored(0.0)]], [GIVEN, FAILED])
     assert [one.failure for one in with_verifier] == [FAILED.failure, "timeout", FAILED.failure]
     result, scoring = result_and_scoring("passthrough")
-    alone = scoring.together(result, [], [FunctionResult([1.0, None, 2.0])])
+    alone = scoring.together(result, [], [FunctionResult([1.0, None, 2.0]), FunctionResult([None] * 3)])
     assert [(one.score, one.failure) for one in alone] == [(0.0, None), (None, NO_REWARD), (0.0, None)]
 
 

@@ -245,6 +245,17 @@ def test_an_answer_that_no_process_of_ours_would_give_costs_its_group_alone(answ
     assert _result(answer, "f", 1) == FunctionResult([None], "crash: f: its process gave no rewards")
 
 
+def test_a_slow_import_is_no_slow_function(
+    file: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(file).write_text("import time; time.sleep(0.6)\ndef quick(completions): return [1.0] * len(completions)")
+    monkeypatch.setattr("open_instruct.rewards.pool.SLOW_S", 0.5)
+    with functions(file, "quick") as pool, caplog.at_level(logging.WARNING):
+        for future in [pool.submit(CALL) for _ in range(2)]:  # the second call starts a process
+            assert future.result(timeout=60)[0].rewards == [1.0, 1.0]
+    assert "is slow" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
