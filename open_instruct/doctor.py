@@ -349,15 +349,14 @@ def leftovers() -> Iterator[Finding]:
     starters = sorted({str(starter) for starter in own.values() if starter is not None})
     num_others = len(numbers) - len(own)
     if orphans:
-        text = f"{len(orphans)} processes of Ray or vLLM are left of a program that has ended: {_first(orphans, 8)}"
+        text = f"processes of Ray or vLLM are left of a program that has ended: {_first(orphans, 8)}"
         cure = f"End them, unless `ray start` or a server of yours has them: kill {' '.join(orphans)}"
         yield Finding("leftovers", "warn", text, cure)
     if starters:
-        number = len(own) - len(orphans)
-        text = f"{number} processes of Ray or vLLM belong to programs of yours that are running: {_first(starters, 8)}"
+        text = f"processes of Ray or vLLM belong to programs of yours that are running: {_first(starters, 8)}"
         yield Finding("leftovers", "warn", text, "Leave them alone. A run beside them has the memory that they leave.")
     if num_others:
-        text = f"{num_others} processes of Ray or vLLM belong to other users"
+        text = f"processes of Ray or vLLM belong to other users: {num_others} in all"
         yield Finding("leftovers", "warn", text, "Leave them alone. A run beside them has the memory that they leave.")
     if not numbers:
         yield Finding("leftovers", "ok", "no process of Ray or vLLM is running")

@@ -127,8 +127,8 @@ def test_processes_whose_program_has_ended_are_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(doctor, "_processes", lambda: table)
     ended, running, others = findings_of("leftovers")
     assert ended.cure.endswith("kill 10 11")
-    assert running.text == "1 processes of Ray or vLLM belong to programs of yours that are running: 20"
-    assert others.text == "1 processes of Ray or vLLM belong to other users"
+    assert running.text == "processes of Ray or vLLM belong to programs of yours that are running: 20"
+    assert others.text == "processes of Ray or vLLM belong to other users: 1 in all"
     monkeypatch.setattr(doctor, "_processes", lambda: {40: table[40], 41: table[41]})
     assert [finding.status for finding in findings_of("leftovers")] == ["ok"]
 

@@ -28,6 +28,7 @@ class Response:
 
     sample: Sample
     score: float
+    """The verifiers', or the reward of its environment where that is higher: either may say that a response is right."""
     text: str
     """The text that the verifiers got."""
     full_text: str
@@ -71,6 +72,7 @@ def responses_of(rollouts: Sequence[ScoredGroup], texts: Texts) -> list[Response
     responses = []
     for group in last_samples([rollout for rollout in rollouts if rollout.samples and not rollout.left_out_as]):
         names = [part.name for part in group.by_verifier]
+        rewards_of_environments = group.environment_rewards
         answers = texts.answers_of(group.result.index)
         for position, sample in enumerate(group.samples):
             if sample.is_judged:
@@ -78,7 +80,7 @@ def responses_of(rollouts: Sequence[ScoredGroup], texts: Texts) -> list[Response
                 responses.append(
                     Response(
                         sample,
-                        float(group.outcomes[position]),
+                        float(max(group.outcomes[position], rewards_of_environments[position])),
                         texts.of_verifiers([sample])[0],
                         texts.whole(sample.answer_ids.tolist()),
                         answers,

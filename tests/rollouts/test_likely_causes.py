@@ -80,3 +80,9 @@ def test_a_verifier_that_says_nothing_leaves_the_usual_advice() -> None:
         "Where no response scores, the cause is more often a verifier"
     )
     assert causes(replace(group([0.0] * 4), left_out_as="zero_std")) == ""
+
+
+def test_what_an_environment_calls_right_is_not_blamed_on_the_verifier() -> None:
+    unread = group([0.0] * 4, NOTHING_READ)
+    samples = [replace(sample, environment_reward=1.0) for sample in unread.samples]
+    assert causes(replace(unread, result=replace(unread.result, samples=samples))).startswith("Every response is right")
