@@ -166,6 +166,9 @@ class GRPO:
         if isinstance(rows, str | Path):
             return str(rows)
         name = "eval" if "eval" in flag else "train"
+        if isinstance(rows, Mapping):
+            keys = ", ".join(map(repr, rows))
+            raise ValueError(f"{name}: a {type(rows).__name__} has no rows. Give one of its values: {keys}.")
         lines = []
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, Mapping):

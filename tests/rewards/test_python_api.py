@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY_MODEL
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.python_api import GRPO
@@ -57,6 +57,9 @@ def test_mistakes_are_one_value_error(tmp_path: Path) -> None:
         GRPO(TINY_MODEL, train=ROWS, rewards=[needs], output_dir=tmp_path, pack_length=512).train()
     with pytest.raises(ValueError, match="train: row 1 is str"):
         GRPO(TINY_MODEL, train=["text"], rewards=of_a_module, output_dir=tmp_path).train()
+    splits = DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(ROWS)})
+    with pytest.raises(ValueError, match=r"a DatasetDict has no rows\. Give one of its values: 'train', 'test'"):
+        GRPO(TINY_MODEL, train=splits, rewards=of_a_module, output_dir=tmp_path).train()
     with pytest.raises(ValueError, match="are verifiers"):
         GRPO(TINY_MODEL, train=ROWS, rewards=["gsm8k", "math"], output_dir=tmp_path).train()
 
