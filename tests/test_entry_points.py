@@ -58,7 +58,9 @@ def test_grpo_fast_creates_both_queues_as_ray_queues_and_passes_them_on(
     monkeypatch.setattr(grpo_fast, "queue_actor_options", lambda: {"num_cpus": 0})
     monkeypatch.setattr(grpo_fast, "set_up", set_up)
     monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(None))
-    inputs: Any = SimpleNamespace(reports=[], template=SimpleNamespace(text="the chat template"), warnings=[])
+    inputs: Any = SimpleNamespace(
+        reports=[], template=SimpleNamespace(text="the chat template"), warnings=[], eval_dataset=None
+    )
     args = make_args(output_dir=str(tmp_path), vllm_num_engines=3, num_unique_prompts_rollout=8, async_steps=1)
     with pytest.raises(EndOfTest):
         grpo_fast.run(args, inputs)

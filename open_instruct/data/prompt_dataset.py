@@ -70,7 +70,7 @@ class PromptDataset:
         self._ground_truths = ground_truths  # uint8: JSON
         self._raw_queries = raw_queries  # uint8: UTF-8
         self._facts = facts  # uint8: JSON, or nothing
-        self._columns = columns  # uint8: JSON, or nothing
+        self._columns = columns  # uint8: JSON, or nothing; no rows at all if no row has columns
         self.column_names = column_names
         """The columns that any row has for reward functions."""
         self._dataset_of_row = dataset_of_row  # (rows,) int32
@@ -129,9 +129,15 @@ class PromptDataset:
             dataset=self.dataset_of(row),
             raw_query=self._raw_queries[row].tobytes().decode(),
             facts=json.loads(self._facts[row].tobytes()) if len(self._facts[row]) else None,
-            columns=json.loads(self._columns[row].tobytes()) if len(self._columns[row]) else None,
+            columns=self._columns_of(row),
             place=self.places[row],
         )
+
+    def _columns_of(self, row: int) -> dict[str, Any] | None:
+        if not len(self._columns):
+            return None
+        written = self._columns[row].tobytes()
+        return json.loads(written) if written else None
 
     def dataset_of(self, row: int) -> str:
         """The `dataset` of a row, without reading the rest of the row."""
@@ -274,13 +280,18 @@ class PromptDatasetBuilder:
             ground_truths=_Ragged(_view(self._truths, np.uint8), _view(self._truth_ends, np.int64)),
             raw_queries=_Ragged(_view(self._queries, np.uint8), _view(self._query_ends, np.int64)),
             facts=_Ragged(_view(self._facts, np.uint8), _view(self._fact_ends, np.int64)),
-            columns=_Ragged(_view(self._columns, np.uint8), _view(self._column_ends, np.int64)),
+            columns=self._built_columns(),
             column_names=tuple(self._column_names),
             dataset_of_row=_view(self._dataset_of_row, np.int32),
             dataset_names=tuple(self._dataset_ids),
             places=self._places.build(),
             entry_ends=_view(self._entry_ends, np.int64),
         )
+
+    def _built_columns(self) -> _Ragged:
+        """Without reward functions there are no columns, and no offsets of columns either."""
+        ends = self._column_ends if self._columns else array("q", [0])
+        return _Ragged(_view(self._columns, np.uint8), _view(ends, np.int64))
 
 
 def _view(buffer: array | bytearray, dtype: type[np.generic]) -> np.ndarray:

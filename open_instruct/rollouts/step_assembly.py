@@ -136,9 +136,10 @@ class StepAssembly:
         """A message for the log, if no group can be trained on. `likely_causes.py` has the causes."""
         num_groups, num_masked = len(self.groups), self._num_masked
         if not num_masked:
+            groups = "1 group" if num_groups == 1 else f"each of {num_groups} groups"
             scores = np.concatenate([group.outcomes for group in last_samples(self.groups)])
             return (
-                f"step {self.training_step}: in each of {num_groups} groups all responses scored alike (mean score "
+                f"step {self.training_step}: in {groups} all responses scored alike (mean score "
                 f"{scores.mean():.3g}), so there is nothing to train on yet, and more prompts are sampled."
             )
         return (

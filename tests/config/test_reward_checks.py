@@ -47,9 +47,9 @@ def test_verifiers_need_not_be_rewarded_where_something_else_is(options: dict[st
 @pytest.mark.parametrize(
     ("options", "cure"),
     [
-        ({}, "Set apply_r1_style_format_reward, or leave this out."),
-        ({"rollout_workflow": "rc"}, "Set apply_r1_style_format_reward, or leave this out."),
-        (AGENT, "Set apply_r1_style_format_reward or agent_prints_reward, or leave this out."),
+        ({}, "Set reward_funcs or apply_r1_style_format_reward, or leave this out."),
+        ({"rollout_workflow": "rc"}, "Set reward_funcs or apply_r1_style_format_reward, or leave this out."),
+        (AGENT, "Set reward_funcs or apply_r1_style_format_reward or agent_prints_reward, or leave this out."),
         ({"apply_r1_style_format_reward": True, "r1_style_format_reward": 0.0}, "Set"),
     ],
 )

@@ -278,10 +278,9 @@ class KuhnPoker(Workflow):
     # --- in an engine -------------------------------------------------------------------------------------------------
 
     async def run(self, request: PromptRequest, ctx: Context) -> Trajectory:
+        num_games = request.generation_config.n
         async with asyncio.TaskGroup() as group:
-            games = [
-                group.create_task(self._play(request, ctx, number)) for number in range(request.generation_config.n)
-            ]
+            games = [group.create_task(self._play(request, ctx, number)) for number in range(num_games)]
         ended = [game.result() for game in games]
         samples = [sample for seat in SEATS for by_seat, _ in ended for sample in by_seat[seat]]
         return Trajectory(samples, [note for _, note in ended])
