@@ -1,5 +1,6 @@
 """The files of `examples/` as a user runs them: by the command at their top, with fewer steps."""
 
+import ast
 import os
 import re
 import subprocess
@@ -11,8 +12,6 @@ from typing import Any
 import pytest
 from whole_runs import assert_ledger_balances, rows
 
-from open_instruct.user_modules import import_user_module
-
 ROOT = Path(__file__).parents[2]
 SHORT = "--total_episodes 384 --eval_on_step_0 False --local_eval_every 3 --async_steps 0 --output_dir out"
 """Three steps, strictly on policy."""
@@ -20,7 +19,7 @@ SHORT = "--total_episodes 384 --eval_on_step_0 False --local_eval_every 3 --asyn
 
 def commands(example: str) -> str:
     """The commands of an example's docstring, one a line."""
-    docstring = import_user_module(str(ROOT / "examples" / f"{example}.py")).__doc__
+    docstring = ast.get_docstring(ast.parse((ROOT / "examples" / f"{example}.py").read_text()), clean=False)
     assert docstring is not None
     (block,) = re.findall(r"(?:^    .*\n)+", docstring, re.MULTILINE)[:1]
     return textwrap.dedent(block).replace("\\\n", " ")
