@@ -81,9 +81,6 @@ from open_instruct.system.signals import Signals
 
 logger = logging.getLogger(__name__)
 
-KILLS = KernelKills()
-"""Counts from the start of this process."""
-
 data_preparation_thread = DataPreparation.data_preparation_thread
 load_data_from_packing_thread = FullyAsyncTrainer.load_data_from_packing_thread
 # Who knows open-instruct's script finds the steps of a run here under the names that they have there.
@@ -126,6 +123,7 @@ def run(args: GRPOConfig, inputs: "RunInputs", roles: Roles = DEFAULT_ROLES) -> 
 
 def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
     """A run that has its output directory to itself."""
+    kills = KernelKills()
     checkpoint_store(args).remove_partial()
     try:
         of_earlier_run = set_aside(args)
@@ -155,17 +153,19 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         logger.info("%s", line)
     try:
         with ray_cluster(args.stopped_timeout_s) as signals:
-            return _run_on_ray(args, inputs, roles, log, signals)
+            return _run_on_ray(args, inputs, roles, log, kills, signals)
     except Interrupted as interruption:
         return interruption.exit_code
     except Exception as error:  # before all components were there
-        tell_of_failure(args, log, error)
+        tell_of_failure(args, log, kills, error)
         return 1
     finally:
         log.close()
 
 
-def _run_on_ray(args: GRPOConfig, inputs: "RunInputs", roles: Roles, log: RunLog, signals: Signals) -> int:
+def _run_on_ray(
+    args: GRPOConfig, inputs: "RunInputs", roles: Roles, log: RunLog, kills: KernelKills, signals: Signals
+) -> int:
     """Create the queues and all actors, run to the end, and end the actors."""
     param_prompt_Q = PickledQueue(prompt_queue_size(args), queue_actor_options())
     inference_results_Q = PickledQueue(results_queue_size(args), queue_actor_options())
@@ -176,7 +176,7 @@ def _run_on_ray(args: GRPOConfig, inputs: "RunInputs", roles: Roles, log: RunLog
         patience_s = SHUTDOWN_S
         return code
     except Exception as error:
-        tell_of_failure(args, log, error)  # before all components are ended, which may take seconds
+        tell_of_failure(args, log, kills, error)  # before all components are ended, which may take seconds
         return 1
     finally:
         current.components.shut_down(patience_s)
@@ -198,13 +198,17 @@ def run_to_its_end(run: Run) -> int:
     return 0
 
 
-def tell_of_failure(args: GRPOConfig, log: RunLog, error: Exception) -> None:
-    """Log one line that says why a run failed, for errors that a user can do something about. Raise other errors again."""
+def tell_of_failure(args: GRPOConfig, log: RunLog, kills: KernelKills, error: Exception) -> None:
+    """Log one line that says why a run failed, for errors that a user can do something about. Raise other errors again.
+
+    Args:
+        kills: counts from the start of the run.
+    """
     if args.send_slack_alerts:
         tell_slack(f"{args.run_title} has failed: {root_cause(error)}")
     if is_of_storage(error):
         log.failed(RuntimeError(f"{describe(error)}{log.room_left()}. Make room and start the same command again."))
-    elif shortage := memory_message(args, error, KILLS):
+    elif shortage := memory_message(args, error, kills):
         log.failed(RuntimeError(shortage))
     elif isinstance(error, ComponentDied | NonfiniteSteps | StorageNotShared | TimeoutError | WeightsDiffer):
         log.failed(error)

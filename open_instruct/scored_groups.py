@@ -131,7 +131,7 @@ class ScoredGroup:
     @property
     def function_rewards(self) -> np.ndarray:
         """(G,) float64: the weighted sum of what the reward functions gave. A function that scored nothing adds nothing."""
-        weighted = [one.weight * np.nan_to_num(one.rewards) for one in self.functions]
+        weighted = [function.weight * np.nan_to_num(function.rewards) for function in self.functions]
         return np.sum(weighted, axis=0) if weighted else np.zeros(len(self.scores))
 
     @property
@@ -211,9 +211,11 @@ def said_by_functions(group: ScoredGroup, position: int) -> dict[str, str]:
     """For people: what the reward functions gave to a sample, and what they logged of it, by column. Empty without any."""
     if not group.functions:
         return {}
-    given = [(one.name, one.rewards[position]) for one in group.functions]
-    rewards = ", ".join(f"{name} {'not scored' if np.isnan(reward) else f'{reward:.4g}'}" for name, reward in given)
-    logged = {column: values[position] for one in group.functions for column, values in one.extra.items()}
+    named_rewards = [(function.name, function.rewards[position]) for function in group.functions]
+    rewards = ", ".join(
+        f"{name} {'not scored' if np.isnan(reward) else f'{reward:.4g}'}" for name, reward in named_rewards
+    )
+    logged = {column: values[position] for function in group.functions for column, values in function.extra.items()}
     return {**logged, "rewards": rewards}
 
 
@@ -253,6 +255,13 @@ def last_samples(rollouts: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         else rollout
         for rollout in rollouts
     ]
+
+
+def judged_places(samples: Sequence[Sample]) -> list[int | None]:
+    """For each sample, the number of the end of its conversation among the judged samples; None if that end is not judged."""
+    judged = [position for position, sample in enumerate(samples) if sample.is_judged]
+    number_of = {position: number for number, position in enumerate(judged)}
+    return [number_of.get(end) for end in ends_of(samples).tolist()]
 
 
 def split(rollout: ScoredGroup) -> list[ScoredGroup]:
@@ -303,7 +312,7 @@ def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
     well_formed = None if group.well_formed is None else group.well_formed[chosen]
     parts = tuple(replace(part, scores=part.scores[chosen]) for part in group.parts)
     readings = tuple(tuple(of_verifier[position] for position in chosen) for of_verifier in group.readings)
-    functions = tuple(_take_rewards(one, chosen) for one in group.functions)
+    functions = tuple(_take_rewards(function, chosen) for function in group.functions)
     group = replace(group, result=result, scores=group.scores[chosen], parts=parts, readings=readings)
     group = replace(group, functions=functions)
     return replace(group, shaped_rewards=shaped, well_formed=well_formed)

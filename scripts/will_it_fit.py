@@ -159,14 +159,14 @@ def table(names: Sequence[str], shared: dict[str, Any]) -> Iterator[str]:
 
 def tables() -> str:
     """What stands between the two marks of the page."""
-    one, eight = "\n".join(table([*SHAPES], ONE_GPU)), "\n".join(table(LARGE, EIGHT_GPUS))
+    single, eight = "\n".join(table([*SHAPES], ONE_GPU)), "\n".join(table(LARGE, EIGHT_GPUS))
     return f"""{BEGIN}
 
 **One GPU**, where learner and engine take turns. For each card the first of three ways that fits: *all* trains all weights;
 *offload* too, with `--deepspeed_offload_optimizer`; *LoRA* trains adapters, with `--use_peft`. The figures are GiB on the
 GPU · GiB of main memory.
 
-{one}
+{single}
 
 ```
 {command(ONE_GPU)}

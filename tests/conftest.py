@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import gc
+import logging
 import os
 import re
 import sys
@@ -78,6 +79,19 @@ def shared_by(path: Path) -> str:
     if re.search(r"\bengines: SimpleNamespace", text):
         return _ENGINES
     return _LEARNERS if re.search(r"^from learner_group import .*\bLearners\b", text, re.MULTILINE) else ""
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """A run sends its log to its own directory; after the test the log is as before."""
+    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 def make_args(**options: Any) -> Any:

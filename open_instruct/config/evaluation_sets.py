@@ -60,9 +60,8 @@ def sets_of(args: "GRPOConfig") -> tuple[EvaluationSet, ...]:
     words, splits = args.dataset_mixer_eval_list, args.dataset_mixer_eval_list_splits
     shorts, sampling, interval = short_names(words[::2], taken=RESERVED), args.eval_sampling, args.local_eval_every
     of_entries = splits if len(splits) > 1 else splits * len(shorts)
-    entries = zip(
-        shorts, words[::2], words[1::2], of_entries, strict=False
-    )  # loading the data reports lists that do not fit
+    # Loading the data reports lists that do not fit.
+    entries = zip(shorts, words[::2], words[1::2], of_entries, strict=False)
     return tuple(EvaluationSet(name, data, sampling, interval, amount, split) for name, data, amount, split in entries)
 
 
@@ -72,8 +71,8 @@ def evaluation_mixer(args: "GRPOConfig") -> Mixer:
         splits = args.dataset_mixer_eval_list_splits
         return Mixer("dataset_mixer_eval_list", args.dataset_mixer_eval_list, splits)
     sets = sets_of(args)
-    words = [word for one in sets for word in (one.data, one.amount)]
-    return Mixer("eval_sets", words, [one.split for one in sets])
+    words = [word for entry in sets for word in (entry.data, entry.amount)]
+    return Mixer("eval_sets", words, [entry.split for entry in sets])
 
 
 def mistakes_in_sets(args: "GRPOConfig") -> Iterator[str]:
@@ -191,5 +190,5 @@ class NamedData:
     def longest_response(self) -> int:
         """Tokens of the longest response, evaluation included."""
         args = cast("GRPOConfig", self)
-        evaluated = [args.eval_sampling, *(one.sampling for one in self.evaluation_sets)]
-        return max(args.response_length, *(sampling.max_tokens for sampling in evaluated))
+        samplings = [args.eval_sampling, *(entry.sampling for entry in self.evaluation_sets)]
+        return max(args.response_length, *(sampling.max_tokens for sampling in samplings))

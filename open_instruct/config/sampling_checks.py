@@ -22,7 +22,7 @@ def evaluation_sets_can_be_read(args: GRPOConfig) -> Iterator[str]:
 
 
 def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
-    never = [one.name for one in args.evaluation_sets if one.interval == NEVER]
+    never = [evaluation_set.name for evaluation_set in args.evaluation_sets if evaluation_set.interval == NEVER]
     if never and not args.eval_on_step_0:
         data = "eval_sets" if args.eval_sets else "dataset_mixer_eval_list"
         which = f" of {', '.join(never)}" if args.eval_sets else ""
@@ -41,11 +41,12 @@ def evaluated_responses_differ(args: GRPOConfig) -> Iterator[str]:
     if args.eval_temperature == 0 and args.eval_pass_at_k > 1 and not args.eval_sets:
         options = shown(args, "eval_pass_at_k", "eval_temperature")
         yield f"{options}: greedy responses are all the same. Set eval_pass_at_k to 1, or eval_temperature above 0."
-    for one in args.evaluation_sets if args.eval_sets else ():
-        if one.sampling.temperature == 0 and one.sampling.n > 1:
+    for evaluation_set in args.evaluation_sets if args.eval_sets else ():
+        name, sampling = evaluation_set.name, evaluation_set.sampling
+        if sampling.temperature == 0 and sampling.n > 1:
             options = shown(args, "eval_sets", "eval_pass_at_k", "eval_temperature")
-            cure = f"Set {one.name}.samples to 1, or {one.name}.temperature above 0"
-            yield f"{options}: {one.name} has {one.sampling.n} greedy responses to a prompt, which are all the same. {cure}."
+            cure = f"Set {name}.samples to 1, or {name}.temperature above 0"
+            yield f"{options}: {name} has {sampling.n} greedy responses to a prompt, which are all the same. {cure}."
 
 
 def engines_sample_at_the_temperature(args: GRPOConfig) -> Iterator[str]:

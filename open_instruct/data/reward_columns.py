@@ -1,12 +1,13 @@
 """The columns of a row as reward functions get them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, time
 from decimal import Decimal
 from typing import Any
 
-from open_instruct.rewards.functions import PROMPT
+from open_instruct.data.prompt_dataset import PromptRow
+from open_instruct.rewards.functions import PROMPT, RewardCall
 from open_instruct.verifiers.labels import number_as_text
 
 
@@ -20,13 +21,31 @@ def reward_columns(values: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
 
 def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that JSON has, or has in another form."""
-    kept = {}
+    columns = {}
     for name, value in values.items():
         try:
-            kept[name] = json.loads(json.dumps(value, default=_as_json))
+            columns[name] = json.loads(json.dumps(value, default=_as_json))
         except (TypeError, ValueError, RecursionError):
             continue
-    return kept
+    return columns
+
+
+def call_for(
+    row: PromptRow,
+    column_names: Iterable[str],
+    *,
+    texts: list[str],
+    token_ids: list[list[int]],
+    state: Mapping[str, Any],
+) -> RewardCall:
+    """What a reward function gets for the responses to a row.
+
+    Args:
+        column_names: the columns that any row of the run has. One that this row lacks is None.
+        state: fields of `TrainerState`.
+    """
+    columns = dict.fromkeys(column_names) | (row.columns or {})
+    return RewardCall(columns.get(PROMPT) or row.raw_query, texts, token_ids, columns, state)
 
 
 def _as_json(value: object) -> Any:

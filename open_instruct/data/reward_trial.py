@@ -6,7 +6,8 @@ from concurrent.futures import Future
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
-from open_instruct.rewards.functions import PROMPT, Description, RewardCall, RewardFunctionError
+from open_instruct.data.reward_columns import call_for
+from open_instruct.rewards.functions import PROMPT, Description, RewardFunctionError
 from open_instruct.rewards.pool import START_S, FunctionResult, RewardFunctions
 from open_instruct.rewards.run_functions import reward_functions
 
@@ -27,11 +28,11 @@ def mistakes_of_functions(
     if eval_dataset is not None:
         datasets["dataset_mixer_eval_list"] = eval_dataset
     try:
-        described = functions.describe()
+        futures = functions.describe()
         mistakes = [
             mistake
-            for spec, description in zip(functions.specs, described, strict=True)
-            for mistake in _mistakes(args, spec, description, datasets)
+            for spec, future in zip(functions.specs, futures, strict=True)
+            for mistake in _mistakes(args, spec, future, datasets)
         ]
         names = {name for dataset in datasets.values() for name in dataset.column_names}
         return mistakes or list(_mistakes_of_trial(args, functions, train_dataset[0], names))
@@ -40,11 +41,11 @@ def mistakes_of_functions(
 
 
 def _mistakes(
-    args: GRPOConfig, spec: RewardFunctionSpec, described: Future[Description], datasets: dict[str, PromptDataset]
+    args: GRPOConfig, spec: RewardFunctionSpec, future: Future[Description], datasets: dict[str, PromptDataset]
 ) -> Iterator[str]:
     flag = f"--reward_funcs {spec.target}"
     try:
-        description = described.result(timeout=START_S + 10)
+        description = future.result(timeout=START_S + 10)
     except RewardFunctionError as error:
         yield f"{flag}: {error}."
         return
@@ -62,10 +63,9 @@ def _mistakes(
 def _mistakes_of_trial(
     args: GRPOConfig, functions: RewardFunctions, row: PromptRow, column_names: Collection[str]
 ) -> Iterator[str]:
-    """Calls each function as `FunctionScoring` does in the run: a column that this row lacks is None."""
-    columns = dict.fromkeys(column_names) | (row.columns or {})
-    prompt, state = columns.get(PROMPT) or row.raw_query, {"max_steps": args.num_training_steps}
-    call = RewardCall(prompt, [INVENTED] * NUM_TRIED, [[0]] * NUM_TRIED, columns, state)
+    """Calls each function as `FunctionScoring` does in the run."""
+    texts, token_ids, state = [INVENTED] * NUM_TRIED, [[0]] * NUM_TRIED, {"max_steps": args.num_training_steps}
+    call = call_for(row, column_names, texts=texts, token_ids=token_ids, state=state)
     results: list[FunctionResult] = functions.submit(call).result(timeout=args.reward_timeout_s + START_S)
     for spec, result in zip(functions.specs, results, strict=True):
         if result.failure:

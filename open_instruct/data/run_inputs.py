@@ -62,15 +62,20 @@ def names_of_data(args: GRPOConfig, inputs: RunInputs) -> list[str]:
             num_rows = len(inputs.train_dataset.rows_of_entry(entry))
             lines.append(f"source/{name}: {data}, {counted(num_rows, 'prompt')}")
     if inputs.eval_dataset is not None and args.measures_sets_apart:
-        for entry, one in enumerate(args.evaluation_sets):
+        for entry, evaluation_set in enumerate(args.evaluation_sets):
             num_rows = len(inputs.eval_dataset.rows_of_entry(entry))
-            lines.append(f"eval/{one.name}: {one.data}, {counted(num_rows, 'prompt')}, {_how_evaluated(one)}")
+            data = f"{evaluation_set.data}, {counted(num_rows, 'prompt')}"
+            lines.append(f"eval/{evaluation_set.name}: {data}, {_how_evaluated(evaluation_set)}")
     return lines
 
 
-def _how_evaluated(one: EvaluationSet) -> str:
-    sampling = one.sampling
-    when = "only before the first step" if one.interval == NEVER else f"every {counted(one.interval, 'step')}"
+def _how_evaluated(evaluation_set: EvaluationSet) -> str:
+    sampling = evaluation_set.sampling
+    when = (
+        "only before the first step"
+        if evaluation_set.interval == NEVER
+        else f"every {counted(evaluation_set.interval, 'step')}"
+    )
     top_p = "" if sampling.top_p == 1 else f", top_p {sampling.top_p:g}"
     return (
         f"{when}, {counted(sampling.n, 'response')} each of up to {counted(sampling.max_tokens, 'token')}, temperature "
@@ -123,7 +128,7 @@ def _empty_sets(args: GRPOConfig, dataset: PromptDataset | None) -> list[str]:
     if dataset is None:
         return []  # these mistakes have been reported already
     sets = enumerate(args.evaluation_sets)
-    empty = [one.name for entry, one in sets if not dataset.rows_of_entry(entry)]
+    empty = [evaluation_set.name for entry, evaluation_set in sets if not dataset.rows_of_entry(entry)]
     option, cure = shown(args, args.eval_mixer.flag), "Raise --max_prompt_token_length, or leave it out"
     return [f"{option}: nothing is left of {name}, because every prompt is too long. {cure}." for name in empty]
 

@@ -44,9 +44,8 @@ def _first_answers(file: Path) -> dict[tuple[str, str], Mapping[str, Any]]:
 
 def rows_of(file: Path) -> Iterator[dict[str, Any]]:
     """The rows of a file of completions."""
-    for line in file.read_text(errors="replace").split(
-        "\n"
-    ):  # a text in a row may have other ends of lines, such as U+2028
+    lines = file.read_text(errors="replace").split("\n")  # `splitlines` would divide a text at U+2028, too
+    for line in lines:
         try:
             row = json.loads(line)
         except ValueError:

@@ -69,8 +69,10 @@ class Progress:
 
 def _in_words(accuracies: Sequence[Accuracy]) -> str:
     """`plus 40%, minus 12% (step 20), hard 3% (step 10)`: the step stands behind the last accuracy of the step."""
-    by_step = itertools.groupby(sorted(accuracies, key=lambda one: -one.step), key=lambda one: one.step)
-    parts = ((step, ", ".join(f"{one.name} {one}".lstrip() for one in some)) for step, some in by_step)
+    by_step = itertools.groupby(
+        sorted(accuracies, key=lambda accuracy: -accuracy.step), key=lambda accuracy: accuracy.step
+    )
+    parts = ((step, ", ".join(f"{accuracy.name} {accuracy}".lstrip() for accuracy in some)) for step, some in by_step)
     return ", ".join(f"{shares} (step {step})" for step, shares in parts)
 
 

@@ -111,7 +111,7 @@ def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         *(_reward_rows(summary) if before is after is None else []),
         ("eval accuracy before", _format_share(before)),
         ("eval accuracy after", _format_share(after) + _gain(before, after)),
-        *((f"  {name}", _change(one)) for name, one in summary.eval_sets.items()),
+        *((f"  {name}", _change(accuracy)) for name, accuracy in summary.eval_sets.items()),
         ("training steps", f"{summary.training_steps:,}"),
         ("wall time", format_duration(summary.wall_seconds)),
         ("tokens/s", f"{summary.tokens_per_second:,.0f}"),

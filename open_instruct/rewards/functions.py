@@ -111,13 +111,19 @@ def describe(function: RewardFunction, target: str) -> Description:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise RewardFunctionError(f"{target}: its parameters are not known ({error})") from error
-    by_place = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+    by_place = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
     if by_place:
         raise RewardFunctionError(
             f"{target}: the parameter {by_place[0]!r} has no name. Take it by name, without the /"
         )
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    needed = tuple(one.name for one in named if one.default is one.empty and one.name not in GIVEN)
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    needed = tuple(
+        parameter.name for parameter in named if parameter.default is parameter.empty and parameter.name not in GIVEN
+    )
     call = function if inspect.isroutine(function) else type(function).__call__
     return Description(needed, inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call))
 
@@ -144,9 +150,9 @@ def arguments_of(
     }
     arguments = columns | given
     parameters = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
-    needed = {name for name, one in parameters.items() if one.kind is not one.VAR_POSITIONAL}
+    needed = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_POSITIONAL}
     return {name: value for name, value in arguments.items() if name in needed}
 
 

@@ -18,7 +18,9 @@ from open_instruct.workflows.base import Workflow, metrics_of_results
 
 def rows_of_sets(args: GRPOConfig, held_out: PromptDataset) -> dict[str, range]:
     """The rows of each evaluation set, by name, in the order of the data."""
-    return {one.name: held_out.rows_of_entry(entry) for entry, one in enumerate(args.evaluation_sets)}
+    return {
+        evaluation_set.name: held_out.rows_of_entry(entry) for entry, evaluation_set in enumerate(args.evaluation_sets)
+    }
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class EvaluationMeasures:
     def _of_all(self, outcomes: Outcomes) -> dict[str, Any]:
         """Where sets have different numbers of responses to a prompt, there is no pass@k over all of them but pass@1."""
         metrics = self._of_prompts(outcomes)
-        if len({one.sampling.n for one in self._args.evaluation_sets}) == 1:
+        if len({evaluation_set.sampling.n for evaluation_set in self._args.evaluation_sets}) == 1:
             return metrics
         return {
             name: value for name, value in metrics.items() if name == ACCURACY_KEY or not _PASS_AT_K.fullmatch(name)

@@ -9,11 +9,11 @@ import numpy as np
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
+from open_instruct.data.reward_columns import call_for
 from open_instruct.data_types import Sample
-from open_instruct.rewards.functions import PROMPT, RewardCall
 from open_instruct.rewards.pool import FunctionResult, RewardFunctions
 from open_instruct.rewards.run_functions import reward_functions
-from open_instruct.scored_groups import FunctionRewards, Misses, ends_of
+from open_instruct.scored_groups import FunctionRewards, Misses, judged_places
 from open_instruct.verifiers.pool import default_workers
 from open_instruct.verifiers.scoring_processes import Scored
 
@@ -38,9 +38,8 @@ class FunctionScoring:
 
     def submit(self, row: PromptRow, token_ids: list[list[int]], texts: list[str]) -> Future[list[FunctionResult]]:
         """What each function says of the responses to a row."""
-        columns = dict.fromkeys(self._column_names) | (row.columns or {})
-        prompt = columns.get(PROMPT) or row.raw_query
-        return self._functions.submit(RewardCall(prompt, texts, token_ids, columns, self._state()))
+        call = call_for(row, self._column_names, texts=texts, token_ids=token_ids, state=self._state())
+        return self._functions.submit(call)
 
     def close(self) -> None:
         self._functions.close()
@@ -56,9 +55,9 @@ def function_scoring(
     names = {name: None for dataset in (train, held_out) if dataset is not None for name in dataset.column_names}
 
     def state() -> dict[str, Any]:
-        done = version()
-        epoch = done * args.num_unique_prompts_rollout / max(len(train), 1)
-        return {"global_step": done, "max_steps": args.num_training_steps, "epoch": epoch}
+        global_step = version()
+        epoch = global_step * args.num_unique_prompts_rollout / max(len(train), 1)
+        return {"global_step": global_step, "max_steps": args.num_training_steps, "epoch": epoch}
 
     return FunctionScoring(functions, tuple(names), state)
 
@@ -86,8 +85,8 @@ def scored_by_functions(
 def with_functions(scored: Sequence[Scored], by_functions: Sequence[Scored]) -> list[Scored]:
     """The results of the verifiers, not scored where a function failed."""
     return [
-        one if one.score is None or function.failure is None else Scored(None, function.failure, one.cost)
-        for one, function in zip(scored, by_functions, strict=True)
+        result if result.score is None or function.failure is None else Scored(None, function.failure, result.cost)
+        for result, function in zip(scored, by_functions, strict=True)
     ]
 
 
@@ -95,8 +94,7 @@ def function_rewards(
     samples: Sequence[Sample], specs: Sequence[RewardFunctionSpec], results: Sequence[FunctionResult]
 ) -> tuple[FunctionRewards, ...]:
     """What each function gave to each sample: what it gave to the end of the sample's conversation. NaN is nothing."""
-    judged = {position: number for number, position in enumerate(p for p, one in enumerate(samples) if one.is_judged)}
-    places = [judged.get(end) for end in ends_of(samples).tolist()]
+    places = judged_places(samples)
 
     def of(result: FunctionResult) -> np.ndarray:
         rewards = [None if place is None else result.rewards[place] for place in places]

@@ -57,7 +57,7 @@ def scores_in_words(rollouts: Sequence[ScoredGroup]) -> str:
     together: defaultdict[str, int] = defaultdict(int)
     for group in last_samples([rollout for rollout in rollouts if rollout.samples]):
         scores_by = {part.name: part.scores for part in group.by_verifier}
-        for name, scores in (scores_by | {one.name: one.rewards for one in group.functions}).items():
+        for name, scores in (scores_by | {function.name: function.rewards for function in group.functions}).items():
             above[name] += int((scores > 0).sum())
             together[name] += len(scores)
     shares = ", ".join(
@@ -135,7 +135,11 @@ def _cut_off(responses: Sequence[Response]) -> Iterator[str]:
 
 def _special_tokens(responses: Sequence[Response]) -> Iterator[str]:
     """A right answer that the verifiers do not see, because it stands in special tokens, which are left out of their text."""
-    hidden = [one for one in responses if _holds_label(one.full_text, one) and not _holds_label(one.text, one)]
+    hidden = [
+        response
+        for response in responses
+        if _holds_label(response.full_text, response) and not _holds_label(response.text, response)
+    ]
     if len(hidden) >= MOST * len(responses):
         yield (
             f"{len(hidden)} of {len(responses)} responses hold the label in special tokens, which verifiers do not see: a "

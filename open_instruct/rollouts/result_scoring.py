@@ -35,6 +35,7 @@ from open_instruct.scored_groups import (
     ScorePart,
     UnscoredGroup,
     ends_of,
+    judged_places,
     take,
 )
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
@@ -306,11 +307,10 @@ def _misses(names: Sequence[str], scored_by: Sequence[Sequence[Scored]]) -> tupl
 def _of_conversations(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> list[np.ndarray]:
     """For each verifier (G,) float32: the score of each sample's conversation, 0 if the conversation was not scored. Empty if a
     conversation ends in a sample that no verifier sees."""
-    judged = {position: number for number, position in enumerate(p for p, one in enumerate(samples) if one.is_judged)}
-    ends = ends_of(samples).tolist()
-    if not judged.keys() >= set(ends):
+    places = [place for place in judged_places(samples) if place is not None]
+    if len(places) < len(samples):
         return []
-    return [np.array([scored[judged[end]].score or 0.0 for end in ends], dtype=np.float32) for scored in scored_by]
+    return [np.array([scored[place].score or 0.0 for place in places], dtype=np.float32) for scored in scored_by]
 
 
 def _readings(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> tuple[tuple[Reading, ...], ...]:

@@ -122,7 +122,7 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "cost": group.cost,
         "parts": [{"name": part.name, "weight": part.weight} for part in group.parts],
         "misses": [asdict(one) for one in group.misses],
-        "functions": [_function_header(one) for one in group.functions],
+        "functions": [_function_header(function) for function in group.functions],
         "left_out_as": group.left_out_as,
         "well_formed": group.well_formed.tolist() if group.left_out_as and group.well_formed is not None else None,
         "index": result.index,
@@ -190,7 +190,10 @@ def _group(header: dict[str, Any], readers: Mapping[str, _Reader]) -> FinishedGr
         header.get("cost", 0.0),
         tuple(ScorePart(**part, scores=arrays[PART_SCORES].take(num_samples)) for part in header.get("parts", ())),
         tuple(Misses(**one) for one in header.get("misses", ())),
-        tuple(FunctionRewards(**one | {"rewards": _numbers(one["rewards"])}) for one in header.get("functions", ())),
+        tuple(
+            FunctionRewards(**function | {"rewards": _numbers(function["rewards"])})
+            for function in header.get("functions", ())
+        ),
         left_out_as,
         None if well_formed is None else np.array(well_formed, dtype=bool),
     )

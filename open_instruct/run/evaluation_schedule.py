@@ -25,7 +25,11 @@ def control_wait(run: Run) -> ControlWait:
 def due_sets(run: Run) -> tuple[str, ...]:
     """The names of the evaluation sets on which the weights of the last training step are evaluated."""
     step, last_step = run.progress.training_step, run.args.num_training_steps
-    return tuple(one.name for one in run.evaluation_sets if one.is_due(step, last_step=last_step))
+    return tuple(
+        evaluation_set.name
+        for evaluation_set in run.evaluation_sets
+        if evaluation_set.is_due(step, last_step=last_step)
+    )
 
 
 def missing_sets(run: Run, under_way: Collection[str] | None) -> tuple[str, ...]:
@@ -37,8 +41,8 @@ def missing_sets(run: Run, under_way: Collection[str] | None) -> tuple[str, ...]
     Args:
         under_way: the sets whose evaluation was under way when the checkpoint was written; None: all.
     """
-    due = due_sets(run)
-    wanted = [one.name for one in run.evaluation_sets if one.name in due or under_way is None or one.name in under_way]
+    names = [evaluation_set.name for evaluation_set in run.evaluation_sets]
+    wanted = names if under_way is None else [name for name in names if name in {*due_sets(run), *under_way}]
     if not wanted:
         return ()
     written = run.log.accuracies_at(run.progress.training_step)

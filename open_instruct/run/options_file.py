@@ -113,7 +113,7 @@ def write_options(args: GRPOConfig) -> Path:
         "given": args.given,
         "derived": derived(args),
         "in_force": options_in_force(args),
-        "evaluation_sets": [asdict(one) for one in args.evaluation_sets],
+        "evaluation_sets": [asdict(evaluation_set) for evaluation_set in args.evaluation_sets],
     }
     write_atomically(path, json.dumps(masked(to_json_value(content)), indent=1, ensure_ascii=False).encode() + b"\n")
     return path

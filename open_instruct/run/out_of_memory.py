@@ -194,7 +194,7 @@ def _for_engine(args: GRPOConfig) -> Iterator[str]:
             saved = f" (saves {gib(total // 10)})" if total else ""
             yield f"--vllm_gpu_memory_utilization {share:g}{saved}, which leaves room for what is no cache"
     if args.vllm_max_num_seqs and args.vllm_max_num_seqs > 1:
-        yield f"--vllm_max_num_seqs {args.vllm_max_num_seqs // 2} (saves what half of the sequences take; it is not known)"
+        yield f"--vllm_max_num_seqs {args.vllm_max_num_seqs // 2} (how much that saves is not known)"
     size = 2 * args.vllm_tensor_parallel_size
     if not args.single_gpu_mode and args.device.kind != "cpu":
         yield f"--vllm_tensor_parallel_size {size} (saves {gib(engine.weights // 2)} on each GPU, and needs more of them)"

@@ -143,7 +143,7 @@ def train(run: Run, clock: WallClock) -> None:
     clock.start()
     forget_times_of_the_start(run)
     if run.evaluation_sets and args.eval_on_step_0 and run.progress.training_step == 0:
-        start_evaluation(run, [one.name for one in run.evaluation_sets])
+        start_evaluation(run, [evaluation_set.name for evaluation_set in run.evaluation_sets])
     for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
         step = run.trainer.train_step(training_step, hooks)
         with recorded(run, step, clock), committed(run, training_step):
@@ -319,10 +319,12 @@ def _set_accuracies(run: Run) -> dict[str, SetAccuracy]:
         return {}
     nothing: SetMeasure = {"share": None, "reward": None}
     accuracies = {}
-    for one in run.evaluation_sets:
-        before = run.progress.eval_sets_before.get(one.name, nothing)
-        after = run.progress.eval_sets_after.get(one.name, nothing)
-        accuracies[one.name] = SetAccuracy(before["share"], after["share"], before["reward"], after["reward"])
+    for evaluation_set in run.evaluation_sets:
+        before = run.progress.eval_sets_before.get(evaluation_set.name, nothing)
+        after = run.progress.eval_sets_after.get(evaluation_set.name, nothing)
+        accuracies[evaluation_set.name] = SetAccuracy(
+            before["share"], after["share"], before["reward"], after["reward"]
+        )
     return accuracies
 
 

@@ -4,9 +4,8 @@ What the driver itself does is real: the step loop, the trainer, the synchronize
 """
 
 import json
-import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,18 +36,11 @@ PROMPTS_PER_STEP = 4
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A run sends its log to its own directory."""
+def played_around(monkeypatch: pytest.MonkeyPatch, restored_logging: None) -> None:
+    """What around the driver is played in every test."""
+    del restored_logging
     monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 0})
     monkeypatch.setattr(run_log, "plot_reward_curve", lambda *_: None)
-    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
-    handlers, levels = list(root.handlers), (root.level, ours.level)
-    yield
-    for handler in [handler for handler in root.handlers if handler not in handlers]:
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
 
 
 class PowerLoss(BaseException):

@@ -1,7 +1,6 @@
 """What a run leaves behind: rows of metrics, the summary, the plot."""
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,7 @@ class FakeTracker:
         self.exit_code = exit_code
 
 
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("open_instruct")
-    handlers, levels = list(root.handlers), (root.level, ours.level)
-    yield
-    for handler in [handler for handler in root.handlers if handler not in handlers]:
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_fakes import PowerLoss, go, logging_as_before, played_run  # noqa: F401 - a fixture
+from driver_fakes import PowerLoss, go, played_around, played_run  # noqa: F401 - a fixture
 from whole_runs import rows
 
 SETS = ["plus=plus.jsonl", "minus=minus.jsonl", "minus.interval=4"]

@@ -15,7 +15,7 @@ from driver_fakes import (  # noqa: F401 - a fixture
     PowerLoss,
     batch_progress,
     go,
-    logging_as_before,
+    played_around,
     played_run,
 )
 from whole_runs import assert_each_prompt_once, prompts_by_step, rows

