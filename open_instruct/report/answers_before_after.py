@@ -62,7 +62,8 @@ def _is_answer(row: Mapping[str, Any]) -> bool:
 def _shown(answers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """A line for the question and a line for each step's answer."""
     row = next(iter(answers.values()))
-    yield f"  {row['row']}, label {_beginning(str(row['ground_truth']), LONGEST_LABEL)}: {_end(row['prompt'])}"
+    label = " or ".join(map(str, row.get("right_answers") or [row["ground_truth"]]))
+    yield f"  {row['row']}, label {_beginning(label, LONGEST_LABEL)}: {_end(row['prompt'])}"
     width = max(len(str(step)) for step in answers)
     for step, answer in answers.items():
         yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_beginning(answer['response'], LONGEST_ANSWER)}"

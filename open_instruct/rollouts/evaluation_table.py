@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.scored_groups import ScoredGroup, said_by_functions
+from open_instruct.verifiers.registry import right_answers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,8 @@ def completions(
     The columns `prompt`, `response`, `scores` and `ground_truth` are those of open-instruct's table. `row` identifies a prompt,
     because it is the place in the user's data. `source` is the file or data set that the row comes from, `set` is the name of the
     evaluation set, and `sample` counts the responses to a prompt from 0. `rewards` are those of reward functions; what they gave
-    to `log_extra` is in further columns.
+    to `log_extra` is in further columns. `right_answers` are the answers that the verifier reads in the ground truth; empty if it
+    reads none.
     """
     dataset = requests.held_out
     assert dataset is not None
@@ -36,6 +38,7 @@ def completions(
             "response": tokenizer.decode(sample.response_ids, skip_special_tokens=False),
             "scores": float(reward),
             "ground_truth": dataset[group.result.index].ground_truth,
+            "right_answers": list(right_answers(group.dataset, dataset[group.result.index].ground_truth)),
             "dataset": group.dataset,
             "finish_reason": sample.finish_reason,
             "num_tokens": len(sample.response_ids),

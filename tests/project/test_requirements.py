@@ -198,3 +198,8 @@ def test_without_a_configured_registry_no_option_is_printed_not_even_an_empty_on
     plain |= {"PIP_CONFIG_FILE": os.devnull, "HOME": str(tmp_path)}
     command = [sys.executable, str(ROOT / "scripts" / "uv_flags.py")]
     assert subprocess.run(command, env=plain, capture_output=True, text=True, check=True, timeout=60).stdout == ""
+
+
+def test_the_build_for_cpu_goes_by_the_name_of_vllm_too() -> None:
+    """The command `vllm` asks for the version of the package `vllm`."""
+    assert distribution("vllm").version.split("+")[0] == CPU["vllm"]

@@ -34,6 +34,13 @@ def test_answers_of_the_first_and_the_last_evaluation_stand_under_each_other(tmp
     ]
 
 
+def test_the_label_is_the_answer_that_the_verifier_reads_in_the_ground_truth(tmp_path: Path) -> None:
+    row = answer("t line 3", "7", 1.0, ground_truth='{"dataset": "chain_sum"}', right_answers=["7", "7.0"])
+    for step in (0, 1):
+        write(tmp_path, step, row)
+    assert answers_before_and_after(tmp_path).splitlines()[2] == "  t line 3, label 7 or 7.0: <user>1 + 1?"
+
+
 def test_answers_are_shown_for_so_many_questions(tmp_path: Path) -> None:
     for step in (0, 1):
         write(tmp_path, step, *(answer(f"t line {number}", "2", 1.0) for number in range(9)))

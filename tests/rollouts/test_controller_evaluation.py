@@ -68,7 +68,7 @@ def test_answers_of_an_evaluation_are_handed_over(make_play: MakePlay, limit: in
     for row in rows:
         assert set(row) == {
             *("set", "row", "source", "sample", "prompt", "response", "scores"),
-            *("ground_truth", "dataset", "finish_reason", "num_tokens"),
+            *("ground_truth", "right_answers", "dataset", "finish_reason", "num_tokens"),
         }
         assert row["prompt"]
     held_out = play.datasets[True]
