@@ -11,12 +11,10 @@ def check_address(source: str, address: str) -> None:
     """
     if _is_complete(address):
         return
-    shown = without_login(address)
-    written = (
-        f"http://{shown}" if _is_complete(f"http://{shown}") and "://" not in shown else "http://localhost:8000/v1"
-    )
+    url = without_login(address)
+    example = f"http://{url}" if _is_complete(f"http://{url}") and "://" not in url else "http://localhost:8000/v1"
     raise ValueError(
-        f"{source} {shown}: an address begins with http:// or https://, and then names a server. Write it like {written}"
+        f"{source} {url}: an address begins with http:// or https://, and then names a server. Write it like {example}"
     )
 
 

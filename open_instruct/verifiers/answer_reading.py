@@ -33,21 +33,21 @@ _BARE_BOX = re.compile(r"\\boxed(?![A-Za-z])(?![ \t]*\{)[ \t]*([^\n$]{1,100})")
 def boxed_answer(text: str) -> str | None:
     """Content of the last complete `\\boxed{…}`, including braces inside it. Without such a box, the text after a `\\boxed`
     without braces (`$\\boxed 3$`), up to the end of its formula or line; else None."""
-    best = (-1, 0)
+    span = (-1, 0)
     open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether the brace belongs to a box
     for match in _BOX_OR_BRACE.finditer(text):
         if match[0] != "}":
             open_braces.append((match.end(), match[1] is not None))
         elif open_braces:
             begin, is_box = open_braces.pop()
-            best = max(best, (begin, match.start())) if is_box else best
-    return text[best[0] : best[1]].strip() if best[0] >= 0 else _bare_box(text)
+            span = max(span, (begin, match.start())) if is_box else span
+    return text[span[0] : span[1]].strip() if span[0] >= 0 else _bare_box(text)
 
 
 def _bare_box(text: str) -> str | None:
     """`3` in `\\boxed 3`; None if a word follows, because then the sentence is about boxes."""
-    last = next(iter(deque(_BARE_BOX.finditer(text), maxlen=1)), None)
-    content = re.split(r"\\[)\]]", last[1], maxsplit=1)[0].strip().rstrip(".") if last else ""
+    match = next(iter(deque(_BARE_BOX.finditer(text), maxlen=1)), None)
+    content = re.split(r"\\[)\]]", match[1], maxsplit=1)[0].strip().rstrip(".") if match else ""
     is_word = len(content) > 1 and content[:2].isalpha()
     return content if content and not is_word else None
 
@@ -92,9 +92,9 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
     if len(text) > MAX_NUMBER:
         return _compact(text), ""
     text = without_font(text)
-    with_unit = _UNIT.fullmatch(text)
-    unit = _unit(with_unit) if with_unit else None
-    number = _exactly(_compact(with_unit[1])) if with_unit and unit is not None else None
+    match = _UNIT.fullmatch(text)
+    unit = _unit(match) if match else None
+    number = _exactly(_compact(match[1])) if match and unit is not None else None
     if number is not None:
         return number, unit or ""
     text = _compact(text)
@@ -169,9 +169,9 @@ def _unit(match: re.Match[str]) -> str | None:
 
 
 def _is_unit_word(word: str) -> bool:
-    found = _UNIT_WORD.fullmatch(word)
-    name = (found[1] or "") if found else ""
-    return found is not None and not _is_no_unit(name.casefold()) and (len(name) != 1 or name in _UNIT_LETTERS)
+    match = _UNIT_WORD.fullmatch(word)
+    name = (match[1] or "") if match else ""
+    return match is not None and not _is_no_unit(name.casefold()) and (len(name) != 1 or name in _UNIT_LETTERS)
 
 
 def _exactly(text: str) -> Fraction | None:
@@ -216,13 +216,13 @@ def last_number(text: str) -> Fraction | None:
     a text that is only `- 42`, is -42). Times, dates, powers and mixed numbers do not count: `12:42`, `2024-05-42`, `10^42`,
     `42²`, `42½`.
     """
-    last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
-    if last is None or len(last[0]) > MAX_NUMBER or _GOES_ON.match(text, last.end()):
+    match = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+    if match is None or len(match[0]) > MAX_NUMBER or _GOES_ON.match(text, match.end()):
         return None
-    before = text[max(last.start() - 40, 0) : last.start()]
-    if _is_other_digit(before[-1:]) or _is_other_digit(text[last.end() : last.end() + 1]):
+    before = text[max(match.start() - 40, 0) : match.start()]
+    if _is_other_digit(before[-1:]) or _is_other_digit(text[match.end() : match.end() + 1]):
         return None
-    first_sign, second_sign, digits, exponent, denominator = last.groups()
+    first_sign, second_sign, digits, exponent, denominator = match.groups()
     if _BEGINS_INSIDE.search(before) or (first_sign and _DATE.search(before)):
         return None
     if digits[0] == "." and before[-1:].isdecimal():
@@ -274,13 +274,15 @@ def normalize_answer(text: str) -> str:
     raw = _SEPARATOR.sub(r"\g<0> ", text).split()
     words = [(word.lstrip(_QUOTES + "("), _bare(word)) for word in raw]
     words = [pair for pair in words if pair[1]]
-    following = [*(bare for _, bare in words[1:]), ""]
-    return " ".join(bare for (word, bare), after in zip(words, following, strict=False) if not _is_article(word, after))
+    successors = [*(bare for _, bare in words[1:]), ""]
+    return " ".join(
+        bare for (word, bare), successor in zip(words, successors, strict=False) if not _is_article(word, successor)
+    )
 
 
-def _is_article(word: str, following: str) -> bool:
-    return bool(following) and (
-        word == "the" or (word in ("a", "an") and following[:2].isalpha() and len(following) > 1)
+def _is_article(word: str, successor: str) -> bool:
+    return bool(successor) and (
+        word == "the" or (word in ("a", "an") and successor[:2].isalpha() and len(successor) > 1)
     )
 
 
@@ -290,9 +292,9 @@ def _bare(word: str) -> str:
         core = word.rstrip(_QUOTES + ".,:;?!")
         if word[len(core) :].startswith("!") and core[-1:] in (")", *"0123456789"):
             core += "!"
-        stripped = core.lstrip(_QUOTES + ".,:;?!")
-        if core.removesuffix(stripped).endswith(".") and stripped[:1].isdecimal():
-            stripped = "." + stripped
-        inner = stripped.strip("()")
-        word = stripped if "(" in inner or ")" in inner else inner
+        body = core.lstrip(_QUOTES + ".,:;?!")
+        if core.removesuffix(body).endswith(".") and body[:1].isdecimal():
+            body = "." + body
+        inner = body.strip("()")
+        word = body if "(" in inner or ")" in inner else inner
     return _INSIDE_WORD.sub("", word)

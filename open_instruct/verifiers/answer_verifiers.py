@@ -44,24 +44,24 @@ class GSM8KVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted, text = self._wanted(label), answer_part(prediction, query)
+        target, text = self._target(label), answer_part(prediction, query)
         number = last_number(text or "")
         if number is None:
             return VerificationResult(0.0, reasoning=why_no_answer(text, "number at the end"), answer="")
-        return VerificationResult(float(number == wanted), answer=str(number))
+        return VerificationResult(float(number == target), answer=str(number))
 
     def check_label(self, label: object) -> None:
-        self._wanted(label)
+        self._target(label)
 
-    def _wanted(self, label: object) -> Fraction:
+    def _target(self, label: object) -> Fraction:
         text = single_label(label)
         if _is_plain(text):
             return Fraction(int(text))  # the same result as `last_number`, in a tenth of the time
         text = answer_of_label(text) or text
-        wanted = last_number(text)
-        if wanted is None or count_numbers(text) > 1:
+        target = last_number(text)
+        if target is None or count_numbers(text) > 1:
             raise ValueError(f"a gsm8k ground truth must hold one number, got {label!r:.80}")
-        return wanted
+        return target
 
 
 class StringMatcherVerifier(VerifierFunction):
@@ -77,18 +77,18 @@ class StringMatcherVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted = normalize_answer(single_label(label))
-        if not wanted:
+        target = normalize_answer(single_label(label))
+        if not target:
             raise ValueError(f"a string_matcher ground truth must hold a word, a number or a symbol, got {label!r:.80}")
         text = answer_part(prediction, query)
         answer = extract_answer(text or "")
         if answer is None:
             return VerificationResult(0.0, reasoning=why_no_answer(text, "<answer>...</answer>"), answer="")
-        return VerificationResult(float(normalize_answer(answer) == wanted), answer=answer)
+        return VerificationResult(float(normalize_answer(answer) == target), answer=answer)
 
 
 @functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group share it
-def _wanted(label: str) -> tuple[str, Fraction | str, str]:
+def _target(label: str) -> tuple[str, Fraction | str, str]:
     """The answer that a label of `math` asks for: as text, as a value, and the unit of the value."""
     if _is_plain(label):
         return label, Fraction(int(label)), ""  # the same result as `math_value`, in a tenth of the time
@@ -117,15 +117,15 @@ class MathVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted, value_wanted, unit = _wanted(single_label(label))
+        target, target_value, unit = _target(single_label(label))
         text = answer_part(prediction, query)
         answer = None if text is None else self.find_answer(text)
         if answer is None:
             return VerificationResult(0.0, reasoning=why_no_answer(text, "answer found"), answer="")
         value, unit_of_answer = math_value(answer)
-        if value == value_wanted:
+        if value == target_value:
             return VerificationResult(float(units_agree(unit, unit_of_answer)), answer=answer)
-        return VerificationResult(float(math_equivalence.are_equal(answer, wanted)), answer=answer)
+        return VerificationResult(float(math_equivalence.are_equal(answer, target)), answer=answer)
 
     def find_answer(self, prediction: str) -> str | None:
         return math_answer(prediction)
@@ -134,13 +134,13 @@ class MathVerifier(VerifierFunction):
         return f"1 if {self.where} equals {answer_of_label(single_label(label))}"
 
     def check_label(self, label: object) -> None:
-        _wanted(single_label(label))
+        _target(single_label(label))
 
     def answers_in(self, label: object) -> list[str]:
-        return [_wanted(single_label(label))[0]]
+        return [_target(single_label(label))[0]]
 
     def responses_with(self, label: object) -> Iterable[str]:
-        answer = _wanted(single_label(label))[0]
+        answer = _target(single_label(label))[0]
         return () if _fits_a_box(answer) else (f"\\boxed{{{answer}}}",)
 
     def prepare(self, dataset: str) -> None:
@@ -157,7 +157,7 @@ class StrictMathVerifier(MathVerifier):
         return final_answer(prediction) or whole_answer(prediction)
 
     def responses_with(self, label: object) -> Iterable[str]:
-        answer = _wanted(single_label(label))[0]
+        answer = _target(single_label(label))[0]
         if whole_answer(answer) and "<" not in answer and "answer" not in answer.lower():
             return ()  # the whole response is surely read as this answer
         return answer, f"Final Answer: The final answer is ${answer}$. I hope it is correct."

@@ -134,8 +134,8 @@ class VerifierFunction:
         By default the first sentence of the docstring of the class; "" if it has none.
         """
         bases = type(self).__mro__
-        own = bases[: bases.index(VerifierFunction)]
-        text = next((cls.__doc__ for cls in own if cls.__doc__), "")
+        classes = bases[: bases.index(VerifierFunction)]
+        text = next((cls.__doc__ for cls in classes if cls.__doc__), "")
         return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
     def answers_in(self, label: object) -> list[str]:
@@ -174,8 +174,8 @@ class VerifierFunction:
         """Loads everything slow that scoring against this label needs."""
 
 
-def is_a_result(said: object) -> VerificationResult:
+def is_a_result(result: object) -> VerificationResult:
     """The result of a verifier, checked. Raises `TypeError` if it is no result, such as a bare number."""
-    if not isinstance(said, VerificationResult):
-        raise TypeError(f"a verifier must give VerificationResult(score), got {said!r:.80}")
-    return said
+    if not isinstance(result, VerificationResult):
+        raise TypeError(f"a verifier must give VerificationResult(score), got {result!r:.80}")
+    return result

@@ -6,10 +6,10 @@ from collections import deque
 
 
 class CallLimit:
-    """At most `most` blocks `async with limit:` run at the same time in this process. Others wait, first come, first served."""
+    """At most `capacity` blocks `async with limit:` run at once in this process. Others wait, first come, first served."""
 
-    def __init__(self, most: int) -> None:
-        self._free = most
+    def __init__(self, capacity: int) -> None:
+        self._free = capacity
         self._lock = threading.Lock()
         self._waiting: deque[asyncio.Future[None]] = deque()
 

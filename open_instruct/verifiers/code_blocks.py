@@ -58,11 +58,11 @@ def program_in(response: str, *, is_script: bool = False) -> str:
     """
     text = response.rpartition("</think>")[2]
     blocks = list(_blocks(text.replace("\r\n", "\n")))
-    closed = [block for block in blocks if block.is_closed] or blocks
-    python = [block.code for block in closed if block.may_be_python]
+    candidates = [block for block in blocks if block.is_closed] or blocks
+    python = [block.code for block in candidates if block.may_be_python]
     program = choose_program(python, is_script=is_script) if len(python) > 1 else None
     if program is None:
-        program = python[-1] if python else closed[-1].code if closed else behind_thoughts(text)
+        program = python[-1] if python else candidates[-1].code if candidates else behind_thoughts(text)
     return program[:LONGEST_PROGRAM]
 
 

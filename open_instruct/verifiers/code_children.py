@@ -44,11 +44,11 @@ def _arrange_descriptors(descriptor: int, silent: int) -> None:
     file can grow in the jail, and reads the output meanwhile, because a pipe may hold only 4 KiB. If the controller sends none,
     the input is empty and the output is discarded."""
     with socket.socket(fileno=os.dup(descriptor)) as channel:
-        _, given, *_ = socket.recv_fds(channel, 1, 2)
-    stdin, stdout = given or (os.open(os.devnull, os.O_RDONLY), silent)
-    moved = [fcntl.fcntl(one, fcntl.F_DUPFD, 20) for one in (stdin, stdout, silent, descriptor)]
-    for target, one in enumerate(moved):
-        os.dup2(one, target)
+        _, streams, *_ = socket.recv_fds(channel, 1, 2)
+    stdin, stdout = streams or (os.open(os.devnull, os.O_RDONLY), silent)
+    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD, 20) for fd in (stdin, stdout, silent, descriptor)]
+    for target, copy in enumerate(copies):
+        os.dup2(copy, target)
     os.closerange(CHANNEL + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 

@@ -79,18 +79,18 @@ def choose_program(blocks: Sequence[str], *, is_script: bool) -> str | None:
 def _position_of_program(parts: Sequence[_Part], *, is_script: bool) -> int | None:
     """The position of the block that is run, or that demonstrates the program; None if all blocks are output."""
     candidates = [position for position, part in enumerate(parts) if not part.is_output]
-    fitting = [
+    matches = [
         position
         for position in candidates
         if (parts[position].acts if is_script else parts[position].functions)
         or _uses_functions(parts[position], parts[:position])
     ]
-    return max(fitting or candidates, default=None)
+    return max(matches or candidates, default=None)
 
 
 def _uses_functions(part: _Part, earlier: Sequence[_Part]) -> bool:
     """Whether a block uses functions of earlier blocks and defines none."""
-    return not part.functions and any(part.needs & other.functions for other in earlier)
+    return not part.functions and any(part.needs & block.functions for block in earlier)
 
 
 def without_long_numbers(code: str) -> str:

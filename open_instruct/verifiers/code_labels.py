@@ -50,8 +50,8 @@ def read_list(label: object) -> list[Any]:
 
 def with_lines(test: dict[str, Any]) -> dict[str, Any]:
     """A test of input and output with both as texts. Raises `ValueError` if they are no texts, numbers or lists of these."""
-    given = "" if test["input"] is None else test["input"]
-    texts = {"input": _lines(given), "output": _lines(test["output"])}
+    value = "" if test["input"] is None else test["input"]
+    texts = {"input": _lines(value), "output": _lines(test["output"])}
     if None in texts.values():
         raise ValueError(
             f"the input and output of a test must be texts, numbers or lists of lines, got {test!r:.200}. A test that calls a "
@@ -76,8 +76,8 @@ def function_in(tests: Sequence[dict[str, Any]]) -> str:
     """The function that a row's tests call. Raises `ValueError` if no test names it."""
     for test in tests:
         metadata = read_json(test.get("metadata"))
-        more = metadata if isinstance(metadata, dict) else {}
-        for name in (test.get("fn_name"), more.get("fn_name"), more.get("func_name")):
+        fields = metadata if isinstance(metadata, dict) else {}
+        for name in (test.get("fn_name"), fields.get("fn_name"), fields.get("func_name")):
             if isinstance(name, str) and name.isidentifier():
                 return name
     raise ValueError(
@@ -103,10 +103,10 @@ def calls_in(tests: Sequence[dict[str, Any]]) -> list[Call]:
 
 
 def _call_in(test: dict[str, Any]) -> tuple[list[Any], Any]:
-    given, result = test["input"], test["output"]
-    if isinstance(given, list) and not _are_lines_of_json(given, result):
-        return given, result
-    lines = given if isinstance(given, list) else str(given).split("\n")
+    inputs, result = test["input"], test["output"]
+    if isinstance(inputs, list) and not _are_lines_of_json(inputs, result):
+        return inputs, result
+    lines = inputs if isinstance(inputs, list) else str(inputs).split("\n")
     try:
         arguments = [parse_json(line) for line in lines if line.strip()]
         return arguments, parse_json(result) if isinstance(result, str) else result
@@ -117,10 +117,10 @@ def _call_in(test: dict[str, Any]) -> tuple[list[Any], Any]:
         ) from error
 
 
-def _are_lines_of_json(given: list[Any], result: object) -> bool:
+def _are_lines_of_json(inputs: list[Any], result: object) -> bool:
     """Whether a list holds JSON texts of the arguments (`["[1, 2]", "3"]`), and not the arguments themselves (`["ab", "3"]`)."""
-    texts = [text for text in (*given, result) if isinstance(text, str)]
-    are_texts = len(texts) == len(given) + 1
+    texts = [text for text in (*inputs, result) if isinstance(text, str)]
+    are_texts = len(texts) == len(inputs) + 1
     if not are_texts or not any(text.lstrip()[:1] in ("[", "{", '"') for text in texts[:-1]):
         return False
     try:
@@ -174,9 +174,9 @@ def _unpacked(text: str) -> str:
         content = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST_TESTS)
         if unpacker.unconsumed_tail:
             raise ValueError(f"more than {LARGEST_TESTS} bytes of tests")
-        read = _PlainUnpickler(io.BytesIO(content)).load()
+        tests = _PlainUnpickler(io.BytesIO(content)).load()
     except (zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("not packed") from error
-    if isinstance(read, bytes):
-        read = read.decode()
-    return read if isinstance(read, str) else json.dumps(read)
+    if isinstance(tests, bytes):
+        tests = tests.decode()
+    return tests if isinstance(tests, str) else json.dumps(tests)

@@ -46,29 +46,31 @@ _TOOLS = {
 class Names:
     """The names that a test gets."""
 
-    own: dict[str, Any]
+    values: dict[str, Any]
     """Names and values from Python's modules."""
-    of_program: frozenset[str]
+    exports: frozenset[str]
 
 
-def names_given(test: str, offered: Collection[str], program: str) -> Names:
+def names_given(test: str, exports: Collection[str], program: str) -> Names:
     """The names that a test gets from Python, and from those that a program offers.
 
     Raises:
         NameError: the test names no function of the program, or it is not clear which function it tests.
     """
-    tree, imported = ast.parse(test), _imported(program)
-    used = _used(test)
-    protected = {name for name in used if _is_protected(name, tree)}
-    if used and protected == used:
-        tested = _tested(tree, used)
-        if tested not in offered and tested not in imported:
-            raise NameError(f"name {tested!r} is not defined")
-        own = dict(_own(used if tested not in offered else used - {tested}, imported))
-        return Names(own, frozenset({tested} & set(offered)))
-    own = dict(_own(protected, imported)) | {name: imported[name] for name in used - protected if name in imported}
-    hidden = own.keys() | vars(builtins).keys() | _TOOLS.keys()
-    return Names(own, frozenset(name for name in offered if name.isidentifier() and name not in hidden))
+    tree, imports = ast.parse(test), _imported(program)
+    names = _used(test)
+    python_names = {name for name in names if _is_protected(name, tree)}
+    if names and python_names == names:
+        function = _tested(tree, names)
+        if function not in exports and function not in imports:
+            raise NameError(f"name {function!r} is not defined")
+        values = dict(_own(names if function not in exports else names - {function}, imports))
+        return Names(values, frozenset({function} & set(exports)))
+    values = dict(_own(python_names, imports)) | {
+        name: imports[name] for name in names - python_names if name in imports
+    }
+    exclusions = values.keys() | vars(builtins).keys() | _TOOLS.keys()
+    return Names(values, frozenset(name for name in exports if name.isidentifier() and name not in exclusions))
 
 
 def _used(test: str) -> set[str]:
@@ -78,10 +80,10 @@ def _used(test: str) -> set[str]:
 
 def names_read_only(top: symtable.SymbolTable) -> set[str]:
     """Names that a module reads and does not bind itself."""
-    bound = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
-    inside = {one.get_name() for table in _below(top) for one in table.get_symbols() if one.is_global()}
-    read = {one.get_name() for one in top.get_symbols() if one.is_referenced()} | inside
-    return {name for name in read - bound if not name.startswith("__")}
+    bindings = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    global_names = {symbol.get_name() for table in _below(top) for symbol in table.get_symbols() if symbol.is_global()}
+    references = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()} | global_names
+    return {name for name in references - bindings if not name.startswith("__")}
 
 
 def _below(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
@@ -98,19 +100,19 @@ def _is_protected(name: str, tree: ast.AST) -> bool:
     )  # used only as in `math.…`, because `copy` may also be a function of the program
 
 
-def _tested(tree: ast.AST, used: set[str]) -> str:
+def _tested(tree: ast.AST, names: set[str]) -> str:
     """The function that a test without ordinary names tests. It is the only name, or the only name that is called with nothing
     but literals, so that neither another function's result nor the expected value reaches it."""
-    candidates = [name for name in used if len(used) == 1 or _takes_literals(tree, name)]
+    candidates = [name for name in names if len(names) == 1 or _takes_literals(tree, name)]
     if len(candidates) != 1:
-        raise NameError(f"the test may mean the program's or Python's {', '.join(sorted(used))}")
+        raise NameError(f"the test may mean the program's or Python's {', '.join(sorted(names))}")
     return candidates[0]
 
 
 def _takes_literals(tree: ast.AST, name: str) -> bool:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_name(node.func, name)]
-    given: list[ast.AST] = [one for call in calls for one in (*call.args, *call.keywords)]
-    has_names = any(isinstance(node, ast.Name) for one in given for node in ast.walk(one))
+    arguments: list[ast.AST] = [argument for call in calls for argument in (*call.args, *call.keywords)]
+    has_names = any(isinstance(node, ast.Name) for argument in arguments for node in ast.walk(argument))
     return bool(calls) and not has_names and len(calls) == _occurrences(tree, name)
 
 
@@ -122,12 +124,12 @@ def _occurrences(tree: ast.AST, name: str) -> int:
     return sum(_is_name(node, name) for node in ast.walk(tree))
 
 
-def _own(names: Iterable[str], imported: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _own(names: Iterable[str], imports: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in names:
         if hasattr(builtins, name):
             continue
-        if name in imported:
-            yield name, imported[name]
+        if name in imports:
+            yield name, imports[name]
         elif name in _TOOLS:
             yield name, getattr(importlib.import_module(_TOOLS[name]), name)
         elif name in _MODULES:
@@ -145,20 +147,22 @@ def _imported(program: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Import):
-            known = [one for one in node.names if one.name in OFTEN_IMPORTED.split()]
-            modules = {one.asname or one.name: one.name for one in known}
+            aliases = [alias for alias in node.names if alias.name in OFTEN_IMPORTED.split()]
+            modules = {alias.asname or alias.name: alias.name for alias in aliases}
             names |= {
-                name: importlib.import_module(one) for name, one in modules.items() if _MODULES.get(name, one) == one
+                name: importlib.import_module(module)
+                for name, module in modules.items()
+                if _MODULES.get(name, module) == module
             }
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module in OFTEN_IMPORTED.split():
-            public = _public(importlib.import_module(node.module))
-            kept = [one.name for one in node.names if one.asname in (None, one.name)]
-            names |= public if "*" in kept else {name: public[name] for name in kept if name in public}
-    bound_again = {one.get_name() for one in top.get_symbols() if one.is_assigned()}
-    return {name: value for name, value in names.items() if name not in bound_again}
+            members = _public(importlib.import_module(node.module))
+            imports = [alias.name for alias in node.names if alias.asname in (None, alias.name)]
+            names |= members if "*" in imports else {name: members[name] for name in imports if name in members}
+    assignments = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned()}
+    return {name: value for name, value in names.items() if name not in assignments}
 
 
 def _public(module: ModuleType) -> dict[str, Any]:
-    listed = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
-    values = {name: getattr(module, name, None) for name in listed}
+    names = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+    values = {name: getattr(module, name, None) for name in names}
     return {name: value for name, value in values.items() if value is not None and not isinstance(value, ModuleType)}

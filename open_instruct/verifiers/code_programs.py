@@ -67,18 +67,24 @@ class ProgramProcess:
         """Run a program, so that its functions can be called. Returns the names that it has defined: callables, values, and
         exceptions with their base types."""
         self._names, failure = _run("program", message["code"])
-        usual, nothing = usual_names(), object()
-        made = {
+        defaults, sentinel = usual_names(), object()
+        definitions = {
             name: value
             for name, value in self._names.items()
-            if not name.startswith("__") and not isinstance(value, ModuleType) and usual.get(name, nothing) is not value
+            if not name.startswith("__")
+            and not isinstance(value, ModuleType)
+            and defaults.get(name, sentinel) is not value
         }
-        kept = list(made)[-MOST_NAMES:]
-        self._offered = set(kept)
+        names = list(definitions)[-MOST_NAMES:]
+        self._offered = set(names)
         return failure | {
-            "names": [name for name in kept if callable(made[name])],
-            "values": [name for name in kept if not callable(made[name])],
-            "errors": {name: [kind.__name__ for kind in made[name].__mro__] for name in kept if _is_error(made[name])},
+            "names": [name for name in names if callable(definitions[name])],
+            "values": [name for name in names if not callable(definitions[name])],
+            "errors": {
+                name: [kind.__name__ for kind in definitions[name].__mro__]
+                for name in names
+                if _is_error(definitions[name])
+            },
         }
 
     def call(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -87,11 +93,11 @@ class ProgramProcess:
 
         def call() -> None:
             function = decode(message["function"], self._find)
-            arguments, named = decode(message["arguments"], self._find)
-            result["value"] = encode(function(*arguments, **named), self._keep)
-            left = encode(list(arguments), self._keep)
-            if left["list"] != message["arguments"]["tuple"][0]["tuple"]:  # they may be large
-                result["arguments"] = left  # the arguments after the call
+            arguments, keywords = decode(message["arguments"], self._find)
+            result["value"] = encode(function(*arguments, **keywords), self._keep)
+            updates = encode(list(arguments), self._keep)
+            if updates["list"] != message["arguments"]["tuple"][0]["tuple"]:  # they may be large
+                result["arguments"] = updates  # the arguments after the call
 
         return failure_in(call) or result
 
@@ -155,20 +161,20 @@ class ProgramProcess:
         """The object that a test refers to, by its number or by a kind and a name."""
         if isinstance(reference, int):
             return self._objects[reference]
-        kind, which = reference
+        kind, content = reference
         if kind == "name":
-            if which not in self._offered:
-                raise NameError(f"name {which!r} is not defined")
-            return self._names[which]
+            if content not in self._offered:
+                raise NameError(f"name {content!r} is not defined")
+            return self._names[content]
         if kind == "function":
-            return lambda *arguments, **named: self._ask_test(which, arguments, named)
+            return lambda *arguments, **keywords: self._ask_test(content, arguments, keywords)
         if kind == "iterator":
-            return iter(decode(which, self._find))
-        return OPERATORS[which] if kind == "operator" else getattr(builtins, which)
+            return iter(decode(content, self._find))
+        return OPERATORS[content] if kind == "operator" else getattr(builtins, content)
 
-    def _ask_test(self, function: int, arguments: Any, named: Any) -> Any:
+    def _ask_test(self, function: int, arguments: Any, keywords: Any) -> Any:
         """Call a function of the test, which is waiting for this process. Before it answers, it may call the program in turn."""
-        self._channel.send({"function": function, "arguments": encode((arguments, named), self._keep)})
+        self._channel.send({"function": function, "arguments": encode((arguments, keywords), self._keep)})
         while (message := self._channel.receive())["do"] != "return":
             self._channel.send({"call": self.call, "take": self.take}[message["do"]](message))
         if message.get("error") is not None:

@@ -74,12 +74,12 @@ class CodeRuns:
         is_loaded = True
         async with self._places:
             while len(answers) < len(tests):
-                async with self._child() as of_program, self._child() as of_test:
-                    left = [partial(_run_test, of_program, of_test, program, test) for test in tests[len(answers) :]]
+                async with self._child() as runner, self._child() as tester:
+                    steps = [partial(_run_test, runner, tester, program, test) for test in tests[len(answers) :]]
                     is_loaded = await _until_one_ends(
-                        of_program, program, left, limit_s, answers, is_second_try=not is_loaded
+                        runner, program, steps, limit_s, answers, is_second_try=not is_loaded
                     )
-        return [TestResult(one.value is True, one.seconds) for one in answers]
+        return [TestResult(answer.value is True, answer.seconds) for answer in answers]
 
     async def run_calls(self, program: str, function: str, calls: Sequence[list[Any]], limit_s: float) -> list[Answer]:
         """The results of a function of a program, or of this method of its class `Solution`, for each list of arguments, as JSON
@@ -89,9 +89,9 @@ class CodeRuns:
         async with self._places:
             while len(answers) < len(calls):
                 async with self._child() as child:
-                    left = [partial(_run_call, child, function, arguments) for arguments in calls[len(answers) :]]
+                    steps = [partial(_run_call, child, function, arguments) for arguments in calls[len(answers) :]]
                     is_loaded = await _until_one_ends(
-                        child, program, left, limit_s, answers, is_second_try=not is_loaded
+                        child, program, steps, limit_s, answers, is_second_try=not is_loaded
                     )
         return answers
 
@@ -104,13 +104,13 @@ class CodeRuns:
     async def _run_on(self, program: str, text: str, limit_s: float) -> tuple[str | None, float]:
         with _Streams.of(text) as streams:
             async with self._child(streams.input, streams.output) as child:
-                started = time.monotonic()
+                start = time.monotonic()
                 try:
                     async with asyncio.timeout(limit_s + GRACE_S):
                         answer = await child.ask({"do": "stdio", "code": program})
                 except (ProgramEnded, TimeoutError):
                     answer = {"error": "ended"}
-                seconds = time.monotonic() - started
+                seconds = time.monotonic() - start
             is_done = answer.get("error", "") is None and seconds <= limit_s + GRACE_S
             return streams.written() if is_done else None, seconds
 
@@ -159,7 +159,7 @@ class CodeRuns:
 
 
 async def _until_one_ends(
-    of_program: "_Channel",
+    runner: "_Channel",
     program: str,
     steps: Sequence[Callable[[dict[str, Any]], Awaitable[Any]]],
     limit_s: float,
@@ -170,45 +170,43 @@ async def _until_one_ends(
     """Load the program and take steps, until all are taken or a step ends a process; that step has failed. Returns whether the
     program was loaded. If it was not, the caller tries once more, because the machine may have been busy. If the program is not
     loaded at the second try, all steps have failed."""
-    started = time.monotonic()
+    start = time.monotonic()
     try:
         async with asyncio.timeout(limit_s + GRACE_S):
-            loaded = await of_program.ask({"do": "program", "code": program})
+            exports = await runner.ask({"do": "program", "code": program})
     except (ProgramEnded, TimeoutError):
         if is_second_try:
-            answers += [Answer(NOT_LOADED, time.monotonic() - started)] * len(steps)
+            answers += [Answer(NOT_LOADED, time.monotonic() - start)] * len(steps)
         return False
     try:
-        if loaded.get("error") is not None:
-            answers += [Answer(FAILED, time.monotonic() - started)] * len(steps)
+        if exports.get("error") is not None:
+            answers += [Answer(FAILED, time.monotonic() - start)] * len(steps)
             return True
         for step in steps:
-            started = time.monotonic()
+            start = time.monotonic()
             async with asyncio.timeout(limit_s + GRACE_S):
-                value = await step(loaded)
-            answers.append(Answer(value, time.monotonic() - started))
+                value = await step(exports)
+            answers.append(Answer(value, time.monotonic() - start))
     except (ProgramEnded, TimeoutError):
-        answers.append(Answer(FAILED, time.monotonic() - started))
+        answers.append(Answer(FAILED, time.monotonic() - start))
     return True
 
 
-async def _run_test(
-    of_program: "_Channel", of_test: "_Channel", program: str, test: str, offered: dict[str, Any]
-) -> bool:
+async def _run_test(runner: "_Channel", tester: "_Channel", program: str, test: str, exports: dict[str, Any]) -> bool:
     """Pass the test's calls on to the program, and the answers back, until the test is over. The test's process reads the imports
     in `program`, the program's text."""
-    message = await of_test.ask({"do": "test", "code": test, "program": program, "offered": offered}, LARGEST_CALL)
+    message = await tester.ask({"do": "test", "code": test, "program": program, "offered": exports}, LARGEST_CALL)
     for _ in range(MAX_CALLS):
         call = message.get("call")
         if not isinstance(call, dict):
             if "done" not in message:  # the call was too large, and the test still waits for an answer
                 raise ProgramEnded
             return message.get("done") is True and message.get("error") is None
-        message = await of_test.ask(await of_program.ask(call), LARGEST_CALL)
+        message = await tester.ask(await runner.ask(call), LARGEST_CALL)
     raise ProgramEnded
 
 
-async def _run_call(child: "_Channel", function: str, arguments: list[Any], offered: dict[str, Any]) -> Any:
+async def _run_call(child: "_Channel", function: str, arguments: list[Any], exports: dict[str, Any]) -> Any:
     def refuse(value: Any) -> int:
         raise TypeError(type(value).__name__)  # arguments come from JSON
 
@@ -224,30 +222,30 @@ async def _run_call(child: "_Channel", function: str, arguments: list[Any], offe
 class _Streams:
     """Standard input and output of a program. The output is read while the program runs, because a pipe holds little."""
 
-    def __init__(self, given: int, ours: int, theirs: int) -> None:
-        self.input, self.output, self._end = given, theirs, ours
+    def __init__(self, stdin: int, reader: int, stdout: int) -> None:
+        self.input, self.output, self._end = stdin, stdout, reader
         self._data = bytearray()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(ours, self._read)
+        self._loop.add_reader(reader, self._read)
 
     @classmethod
     @contextmanager
     def of(cls, text: str) -> Iterator["_Streams"]:
         """Streams with `text` as input. Raises `NotScored` if the machine has no memory or no files left."""
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             try:
-                given = os.memfd_create("input")
-                opened.callback(os.close, given)
-                with open(given, "wb", closefd=False) as file:
+                stdin = os.memfd_create("input")
+                stack.callback(os.close, stdin)
+                with open(stdin, "wb", closefd=False) as file:
                     file.write(text.encode(errors="replace"))
-                os.lseek(given, 0, os.SEEK_SET)
-                ours, theirs = os.pipe()
+                os.lseek(stdin, 0, os.SEEK_SET)
+                reader, stdout = os.pipe()
             except OSError as error:
                 raise NotScored(f"no input or output for a program: {error}") from error
-            os.set_blocking(ours, False)
-            opened.callback(os.close, theirs)
-            streams = cls(given, ours, theirs)
-            opened.callback(streams._stop)
+            os.set_blocking(reader, False)
+            stack.callback(os.close, stdout)
+            streams = cls(stdin, reader, stdout)
+            stack.callback(streams._stop)
             yield streams
 
     def written(self) -> str | None:
@@ -281,14 +279,14 @@ class _Channel:
         channel.setblocking(False)
         self._socket = channel
 
-    async def ask(self, message: dict[str, Any], most: int = MOST_BYTES) -> dict[str, Any]:
-        """The answer to a message. Raises `ProgramEnded` if the process ends, or answers nonsense or more than `most` bytes."""
+    async def ask(self, message: dict[str, Any], max_bytes: int = MOST_BYTES) -> dict[str, Any]:
+        """The answer to a message. Raises `ProgramEnded` if the process ends, or answers nonsense or more than `max_bytes`."""
         loop = asyncio.get_running_loop()
         content = json.dumps(message).encode()
         try:
             await loop.sock_sendall(self._socket, struct.pack("!Q", len(content)) + content)
             (size,) = struct.unpack("!Q", await self._read(8))
-            if size > most:
+            if size > max_bytes:
                 raise ProgramEnded
             answer = json.loads(await self._read(size))
         except (OSError, ValueError, RecursionError) as error:

@@ -60,39 +60,39 @@ class TestProcess:
 
     def test(self, message: dict[str, Any]) -> dict[str, Any]:
         """Run a test."""
-        for kept in (self._functions, self._remotes, self._items, self._errors, self._made):
-            kept.clear()
+        for collection in (self._functions, self._remotes, self._items, self._errors, self._made):
+            collection.clear()
         self._has_failed = False
         failure = failure_in(lambda: self._run(message))
         return {"done": True, "error": "AssertionError" if self._has_failed else failure.get("error")}
 
     def _run(self, message: dict[str, Any]) -> None:
-        code, offered = message["code"], message["offered"]
-        callables, values, errors = ({str(name) for name in offered[kind]} for kind in ("names", "values", "errors"))
-        given = names_given(code, callables | values, message["program"])
-        self._errors = {name: _error_type(name, offered["errors"][name]) for name in errors & given.of_program}
+        code, exports = message["code"], message["offered"]
+        callables, values, errors = ({str(name) for name in exports[kind]} for kind in ("names", "values", "errors"))
+        scope = names_given(code, callables | values, message["program"])
+        self._errors = {name: _error_type(name, exports["errors"][name]) for name in errors & scope.exports}
         names = new_module("test")
         names |= (
-            given.own | {name: Remote(self, ["name", name]) for name in callables & given.of_program} | self._errors
+            scope.values | {name: Remote(self, ["name", name]) for name in callables & scope.exports} | self._errors
         )
-        for name in values & given.of_program:
+        for name in values & scope.exports:
             if name in code:
                 names[name] = self.operator("value", Remote(self, ["name", name]))
         exec(compile(code, "test", "exec"), names)
 
     # --- asking the program
 
-    def call(self, function: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(self, function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Have the program's process call something. Changes that the call makes to its mutable arguments are repeated here."""
-        given = [encode(one, self._give) for one in arguments]
-        data = {"tuple": [{"tuple": given}, encode(named, self._give)]}
+        codes = [encode(argument, self._give) for argument in arguments]
+        data = {"tuple": [{"tuple": codes}, encode(keywords, self._give)]}
         answer = self._ask({"do": "call", "function": {"object": function}, "arguments": data})
-        left = answer.get("arguments", {"list": given})
-        if not isinstance(left, dict) or not isinstance(left.get("list"), list) or "value" not in answer:
+        updates = answer.get("arguments", {"list": codes})
+        if not isinstance(updates, dict) or not isinstance(updates.get("list"), list) or "value" not in answer:
             raise error_in(answer, self._errors)
-        for one, before, after in zip(arguments, given, left["list"], strict=True):
+        for argument, before, after in zip(arguments, codes, updates["list"], strict=True):
             if before != after:
-                _make_same(one, self._rebuilt(after))
+                _make_same(argument, self._rebuilt(after))
         value = self._rebuilt(answer["value"])
         if isinstance(value, Remote) and function[0:1] == ["name"] and _is_class_name(function[1]):
             self._made.add(reference_of(value))
@@ -105,9 +105,9 @@ class TestProcess:
     def operator(self, name: str, *arguments: Any) -> Any:
         return self.call(["operator", name], arguments, {})
 
-    def take(self, number: int, most: int) -> tuple[list[Any], bool, Exception | None]:
+    def take(self, number: int, limit: int) -> tuple[list[Any], bool, Exception | None]:
         """The next items of an iterator of the program, whether there are no more, and what it raised after them."""
-        answer = self._ask({"do": "take", "object": number, "most": most}, may_fail=True)
+        answer = self._ask({"do": "take", "object": number, "most": limit}, may_fail=True)
         items = self._rebuilt({"list": answer.get("items")})
         error = error_in(answer, self._errors) if answer.get("error") is not None else None
         return items, answer.get("is_over") is True or not items, error
@@ -116,8 +116,8 @@ class TestProcess:
         """The iterator with this number. There is only one, so that no item is lost between two loops."""
         return self._items.setdefault(number, Items(self, number))
 
-    def _ask(self, own: dict[str, Any], *, may_fail: bool = False) -> dict[str, Any]:
-        self._channel.send({"call": own}, LARGEST_CALL)
+    def _ask(self, call: dict[str, Any], *, may_fail: bool = False) -> dict[str, Any]:
+        self._channel.send({"call": call}, LARGEST_CALL)
         while "function" in (answer := self._channel.receive()):
             self._channel.send({"call": {"do": "return"} | self._call_of_program(answer)}, LARGEST_CALL)
         if answer.get("error") is not None and not may_fail:
@@ -129,8 +129,8 @@ class TestProcess:
         result: dict[str, Any] = {}
 
         def call() -> None:
-            arguments, named = self._rebuilt(message["arguments"])
-            result["value"] = encode(self._functions[message["function"]](*arguments, **named), self._give)
+            arguments, keywords = self._rebuilt(message["arguments"])
+            result["value"] = encode(self._functions[message["function"]](*arguments, **keywords), self._give)
 
         failure = failure_in(call)
         self._has_failed |= "AssertionError" in failure.get("kinds", ())
@@ -174,8 +174,8 @@ class Remote:
         object.__setattr__(self, "_Remote__process", process)
         object.__setattr__(self, "_Remote__reference", reference)
 
-    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
-        return self.__process.call(self.__reference, arguments, named)
+    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
+        return self.__process.call(self.__reference, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:
         is_inner = name.startswith("__") and name not in _READABLE
@@ -208,7 +208,7 @@ class Remote:
 
     def __contains__(self, item: Any) -> bool:
         """The search runs in this process, because a `__contains__` of the program would receive the expected value."""
-        return any(one is item or one == item for one in self)
+        return any(element is item or element == item for element in self)
 
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, Remote) and self.__process.operator("isinstance", instance, self) is True
@@ -285,15 +285,15 @@ def _error_type(name: str, kinds: list[str]) -> type[Exception]:
     return type(name, (next((ERRORS[kind] for kind in kinds if kind in ERRORS), Exception),), {})
 
 
-def _make_same(given: Any, left: Any) -> None:
+def _make_same(argument: Any, copy: Any) -> None:
     """Change a mutable argument of the test in the way in which the call has changed the program's copy."""
-    if type(given) is not type(left):
+    if type(argument) is not type(copy):
         return
-    if isinstance(given, list | bytearray):
-        given[:] = left
-    elif isinstance(given, deque):
-        given.clear()
-        given.extend(left)
-    elif isinstance(given, dict | set):
-        given.clear()
-        given.update(left)
+    if isinstance(argument, list | bytearray):
+        argument[:] = copy
+    elif isinstance(argument, deque):
+        argument.clear()
+        argument.extend(copy)
+    elif isinstance(argument, dict | set):
+        argument.clear()
+        argument.update(copy)

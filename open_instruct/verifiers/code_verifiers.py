@@ -164,8 +164,8 @@ class CodeStdioVerifier(CodeVerifier):
 
     def tests_in(self, label: object) -> list[Any]:
         tests = read_list(label)
-        good = tests and len(tests) <= MOST_TESTS
-        if not good or not all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
+        has_tests = tests and len(tests) <= MOST_TESTS
+        if not has_tests or not all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests):
             raise ValueError(f"a code_stdio ground truth must be a list of {{input, output}}, got {label!r:.80}")
         if not any(
             test.get("testtype", "functional" if test.get("fn_name") else "stdin") == "functional" for test in tests
@@ -193,18 +193,18 @@ class CodeStdioVerifier(CodeVerifier):
         ]
 
 
-def same_output(written: str, wanted: str) -> bool:
+def same_output(output: str, target: str) -> bool:
     """Whether two outputs are equal line by line, without spaces around lines and empty lines around the text. As in
     LiveCodeBench and open-instruct, a line of numbers may write them differently (3.0 for 3)."""
-    lines, others = ([line.split() for line in text.strip().split("\n")] for text in (written, wanted))
-    return len(lines) == len(others) and all(map(_same_line, lines, others))
+    lines, target_lines = ([line.split() for line in text.strip().split("\n")] for text in (output, target))
+    return len(lines) == len(target_lines) and all(map(_same_line, lines, target_lines))
 
 
-def _same_line(words: list[str], others: list[str]) -> bool:
-    if words == others:
+def _same_line(words: list[str], target_words: list[str]) -> bool:
+    if words == target_words:
         return True
-    are_numbers = len(words) == len(others) and all(_NUMBER.fullmatch(word) for word in (*words, *others))
-    return are_numbers and list(map(Decimal, words)) == list(map(Decimal, others))
+    are_numbers = len(words) == len(target_words) and all(_NUMBER.fullmatch(word) for word in (*words, *target_words))
+    return are_numbers and list(map(Decimal, words)) == list(map(Decimal, target_words))
 
 
 def _results_in(answer: object, number: int) -> list[tuple[bool, float]]:

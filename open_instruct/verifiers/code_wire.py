@@ -154,9 +154,9 @@ class Channel:
         head = self._read(8)
         return json.loads(self._read(struct.unpack("!Q", head)[0]))
 
-    def send(self, message: dict[str, Any], most: int = MOST_BYTES) -> None:
+    def send(self, message: dict[str, Any], max_bytes: int = MOST_BYTES) -> None:
         content = json.dumps(message).encode()
-        if len(content) > most:
+        if len(content) > max_bytes:
             content = json.dumps({"error": "too much"}).encode()
         content = struct.pack("!Q", len(content)) + content
         while content:  # the jail allows only `read` and `write`
@@ -185,21 +185,23 @@ def failure_in(call: Callable[[], object]) -> dict[str, Any]:
     return {}
 
 
-def error_in(message: dict[str, Any], known: Mapping[str, type[Exception]] | None = None) -> Exception:
-    """The exception in a message of `failure_in`, with the nearest type among `known` and Python's own exceptions; `RuntimeError`
-    if there is none.
+def error_in(message: dict[str, Any], errors: Mapping[str, type[Exception]] | None = None) -> Exception:
+    """The exception in a message of `failure_in`, with the nearest type among `errors` and Python's own exceptions;
+    `RuntimeError` if there is none.
 
     Never `StopIteration` or `SystemExit`, with which a program could end a loop of the test (`all(map(f, …))`), or the test
     itself.
     """
     kinds, name = message.get("kinds"), message.get("error")
-    types = ERRORS | dict(known or {})
-    own = [types[kind] for kind in kinds if isinstance(kind, str) and kind in types] if isinstance(kinds, list) else []
-    if own:
+    types = ERRORS | dict(errors or {})
+    matches = (
+        [types[kind] for kind in kinds if isinstance(kind, str) and kind in types] if isinstance(kinds, list) else []
+    )
+    if matches:
         try:
-            return own[0](*decode(message.get("arguments"), lambda _: None))
+            return matches[0](*decode(message.get("arguments"), lambda _: None))
         except Exception:  # the type may need other arguments, or the message may be nonsense
-            return own[0]()
+            return matches[0]()
     return RuntimeError(f"the program failed: {name}")
 
 

@@ -50,14 +50,14 @@ class EvolvingRubrics:
 
     Args:
         max_active: most found criteria that count for a question at the same time, in addition to the criteria in the data.
-        kept_in: directory for one file per step with the questions and the found criteria; None: no files are written.
+        directory: for one file per step with the questions and the found criteria; None: no files are written.
     """
 
-    def __init__(self, config: VerifierConfig, max_active: int, kept_in: Path | None = None) -> None:
+    def __init__(self, config: VerifierConfig, max_active: int, directory: Path | None = None) -> None:
         model = os.environ.get(MODEL) or config.llm_judge_model
         self._client = client_of(replace(config, llm_judge_model=model))
         self._max_active = max_active
-        self._kept_in = kept_in
+        self._directory = directory
         self._calls = EventLoopThread("evolving rubrics")
         self._lock = threading.Lock()
         self._found: dict[str, QuestionRubric] = {}
@@ -68,10 +68,10 @@ class EvolvingRubrics:
         """The label with the criteria that were found for its question."""
         question, criteria = read_rubric(label)
         with self._lock:
-            found = list(self._found.get(_key(label), QuestionRubric()).active)
-        if not found:
+            active = list(self._found.get(_key(label), QuestionRubric()).active)
+        if not active:
             return label
-        return {"query": question, "rubrics": [asdict(one) for one in (*criteria, *found)]}
+        return {"query": question, "rubrics": [asdict(criterion) for criterion in (*criteria, *active)]}
 
     def learn(self, training_step: int, groups: Sequence[tuple[object, Sequence[str]]]) -> Future[None] | None:
         """Have the responses to each label compared, in the form in which a rubric's judge sees them. Returns at once; new
@@ -88,16 +88,16 @@ class EvolvingRubrics:
         with self._lock:
             counts, self._counts = self._counts, Counter()
             cost, self._cost = self._cost, 0.0
-            active = [len(one.active) for one in self._found.values()]
-            num_inactive = sum(one.num_inactive for one in self._found.values())
+            sizes = [len(rubric.active) for rubric in self._found.values()]
+            num_inactive = sum(rubric.num_inactive for rubric in self._found.values())
         num_asked = counts["asked"]
-        if not num_asked and not active:
+        if not num_asked and not sizes:
             return {}
         metrics: dict[str, float] = {
-            "evolving_rubrics/total_active": sum(active),
+            "evolving_rubrics/total_active": sum(sizes),
             "evolving_rubrics/total_inactive": num_inactive,
-            "evolving_rubrics/num_overrides": len(active),
-            "evolving_rubrics/num_active_rubrics": sum(active) / max(len(active), 1),
+            "evolving_rubrics/num_overrides": len(sizes),
+            "evolving_rubrics/num_active_rubrics": sum(sizes) / max(len(sizes), 1),
         }
         if num_asked:
             metrics |= {
@@ -112,13 +112,13 @@ class EvolvingRubrics:
     def state_dict(self) -> dict[str, Any]:
         """The found criteria as JSON values. Running comparisons are left out."""
         with self._lock:
-            return {key: asdict(one) for key, one in self._found.items()}
+            return {key: asdict(rubric) for key, rubric in self._found.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._found = {
-            key: QuestionRubric([Criterion(**criterion) for criterion in one["active"]], one["num_inactive"])
-            for key, one in state.items()
+            key: QuestionRubric([Criterion(**criterion) for criterion in rubric["active"]], rubric["num_inactive"])
+            for key, rubric in state.items()
         }
 
     def close(self) -> None:
@@ -127,64 +127,70 @@ class EvolvingRubrics:
 
     async def _learn(self, training_step: int, groups: Sequence[tuple[object, Sequence[str]]]) -> None:
         records = await asyncio.gather(*(self._compare(label, responses) for label, responses in groups))
-        if self._kept_in is not None:
+        if self._directory is not None:
             try:
-                self._kept_in.mkdir(parents=True, exist_ok=True)
+                self._directory.mkdir(parents=True, exist_ok=True)
                 lines = [json.dumps(record) + "\n" for record in records]
-                (self._kept_in / f"evolving_rubrics_step_{training_step:06d}.jsonl").write_text("".join(lines))
+                (self._directory / f"evolving_rubrics_step_{training_step:06d}.jsonl").write_text("".join(lines))
             except OSError as error:
-                logger.warning("rubrics could not be kept in %s: %s", self._kept_in, error.strerror or error)
+                logger.warning("rubrics could not be kept in %s: %s", self._directory, error.strerror or error)
 
     async def _compare(self, label: object, responses: Sequence[str]) -> dict[str, Any]:
         """Ask for new criteria, and add them to the question's rubric. Returns a record for the step's file."""
-        question, of_data = read_rubric(label)
+        question, criteria = read_rubric(label)
         key = _key(label)
         with self._lock:
-            known = [*of_data, *self._found.get(key, QuestionRubric()).active]
-        seen = [judged_part(response) or "" for response in responses]
-        new: list[Criterion] | None = None
+            all_criteria = [*criteria, *self._found.get(key, QuestionRubric()).active]
+        parts = [judged_part(response) or "" for response in responses]
+        candidates: list[Criterion] | None = None
         try:
-            new = await self._ask(question, seen, known)
+            candidates = await self._ask(question, parts, all_criteria)
         except NotScored as error:
             with self._lock:
                 self._cost += error.cost
             logger.warning("no new criteria for a rubric: %s", error)
         with self._lock:
-            self._counts.update({"asked": 1, "of the data": len(of_data), "answered": new is not None})
-            if new:
-                self._take(key, of_data, new)
+            self._counts.update({"asked": 1, "of the data": len(criteria), "answered": candidates is not None})
+            if candidates:
+                self._take(key, criteria, candidates)
         return {
             "query": question,
-            "responses": seen,
-            "existing": [one.description for one in known],
-            "new": None if new is None else [asdict(one) for one in new],
+            "responses": parts,
+            "existing": [criterion.description for criterion in all_criteria],
+            "new": None if candidates is None else [asdict(criterion) for criterion in candidates],
         }
 
-    async def _ask(self, question: str, responses: Sequence[str], known: Sequence[Criterion]) -> list[Criterion] | None:
+    async def _ask(
+        self, question: str, responses: Sequence[str], criteria: Sequence[Criterion]
+    ) -> list[Criterion] | None:
         """New criteria, without descriptions that are so long that the judge's question would have no room for a response."""
         max_tokens = self._client.max_question_tokens
-        criteria = [one.description for one in known]
-        judgement = await self._client.ask(new_criteria_question(question, responses, criteria, max_tokens=max_tokens))
+        descriptions = [criterion.description for criterion in criteria]
+        judgement = await self._client.ask(
+            new_criteria_question(question, responses, descriptions, max_tokens=max_tokens)
+        )
         with self._lock:
             self._cost += judgement.cost
-        new, longest = read_new_criteria(judgement.text), longest_label(CRITERION, max_tokens)
-        return None if new is None else [one for one in new if len(one.description) <= longest]
+        candidates, limit = read_new_criteria(judgement.text), longest_label(CRITERION, max_tokens)
+        if candidates is None:
+            return None
+        return [criterion for criterion in candidates if len(criterion.description) <= limit]
 
-    def _take(self, key: str, of_data: Sequence[Criterion], new: Sequence[Criterion]) -> None:
+    def _take(self, key: str, criteria: Sequence[Criterion], candidates: Sequence[Criterion]) -> None:
         """Add new criteria to a question's rubric. Comparisons for one question may run at once and find the same criteria."""
         rubric = self._found.setdefault(key, QuestionRubric())
-        known = {one.description for one in (*of_data, *rubric.active)}
-        added = list({one.description: one for one in new if one.description not in known}.values())
-        self._counts["new"] += len(added)
-        active = [*rubric.active, *added]
-        kept = active[-self._max_active :]
-        self._found[key] = QuestionRubric(kept, rubric.num_inactive + len(active) - len(kept))
+        texts = {criterion.description for criterion in (*criteria, *rubric.active)}
+        additions = {criterion.description: criterion for criterion in candidates if criterion.description not in texts}
+        self._counts["new"] += len(additions)
+        queue = [*rubric.active, *additions.values()]
+        active = queue[-self._max_active :]
+        self._found[key] = QuestionRubric(active, rubric.num_inactive + len(queue) - len(active))
 
 
 def _key(label: object) -> str:
     """The key of a label's rubric. As in open-instruct, rows with the same question share the criteria that are found for it."""
     question, criteria = read_rubric(label)
-    return question or json.dumps([asdict(one) for one in criteria])
+    return question or json.dumps([asdict(criterion) for criterion in criteria])
 
 
 def read_new_criteria(answer: str) -> list[Criterion] | None:
@@ -193,16 +199,16 @@ def read_new_criteria(answer: str) -> list[Criterion] | None:
     text = answer.rpartition(END_THINK)[2]
     start, end = text.find("{"), text.rfind("}")
     try:
-        read = json.loads(text[start : end + 1])
+        rubrics = json.loads(text[start : end + 1])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(read, dict) or not WEIGHTS.keys() & read.keys():
+    if not isinstance(rubrics, dict) or not WEIGHTS.keys() & rubrics.keys():
         return None
-    found = []
+    criteria = []
     for kind, weight in WEIGHTS.items():
-        items = read.get(kind) or []
+        items = rubrics.get(kind) or []
         for item in items[:MOST_NEW] if isinstance(items, list) else []:
             description = item.get("description") if isinstance(item, dict) else None
             if isinstance(description, str) and description.strip():
-                found.append(Criterion(description.strip(), weight))
-    return found
+                criteria.append(Criterion(description.strip(), weight))
+    return criteria

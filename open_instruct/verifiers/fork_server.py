@@ -70,12 +70,12 @@ def keep(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
-    listening = socket.socket(fileno=descriptor)
+    listener = socket.socket(fileno=descriptor)
     connection = Connection(os.dup(descriptor))
     try:
         start: ForkServerStart = connection.recv()
         import_verifiers(start.modules, start.config)
-        refused = _load(start.ready)
+        refusals = _load(start.ready)
         if start.runs_programs:
             code_children.prepare()
         be_killed_first()
@@ -85,9 +85,9 @@ def keep(descriptor: int) -> None:
             restrict_files(Jail(readable=python_files(["open_instruct", start.score.__module__])))
         gc.collect()
         gc.freeze()  # a garbage collection would copy the pages that scorers share
-        connection.send(refused)
+        connection.send(refusals)
         while True:
-            _, descriptors, *_ = socket.recv_fds(listening, 1, 1)
+            _, descriptors, *_ = socket.recv_fds(listener, 1, 1)
             if not descriptors:
                 return
             job = connection.recv()
@@ -108,13 +108,13 @@ def keep(descriptor: int) -> None:
 
 def _load(datasets: Collection[str]) -> dict[str, str]:
     """Load the verifiers for these values of the `dataset` column. Returns the reason for each that cannot be loaded."""
-    refused = {}
+    refusals = {}
     for dataset in datasets:
         try:
             prepare_verifier(dataset)
         except Exception as err:  # a verifier that is broken, or refuses this machine, must not affect other rows
-            refused[dataset] = f"{type(err).__name__}: {err}"
-    return refused
+            refusals[dataset] = f"{type(err).__name__}: {err}"
+    return refusals
 
 
 def _reap() -> None:

@@ -54,7 +54,7 @@ class GroupScoring:
             finally:
                 for scorer in list(self._scorers):
                     self._end(scorer)
-        return [scored for scored in self._scored if scored is not None]
+        return [result for result in self._scored if result is not None]
 
     def _hand_out(self) -> None:
         """Give each idle scorer a response, and borrow more scorers while fewer than `_width` compute."""
@@ -80,7 +80,7 @@ class GroupScoring:
 
     def _give(self, scorer: "Scorer") -> None:
         try:
-            scorer.send(self._waiting, self._job, most=len(self._waiting) if self._width == 1 else 1)
+            scorer.send(self._waiting, self._job, limit=len(self._waiting) if self._width == 1 else 1)
         except OSError:  # the scorer has ended, or is stopped and does not read
             self._lose(scorer)
 
@@ -95,8 +95,8 @@ class GroupScoring:
         for key, _ in self._selector.select(max(min(ends, default=0.0), 0.0)):
             scorer: Scorer = key.data
             try:
-                for number, scored in scorer.receive():
-                    self._scored[number] = scored
+                for number, result in scorer.receive():
+                    self._scored[number] = result
                     if scorer.is_slow:
                         self._end(scorer)
                         break
@@ -118,8 +118,8 @@ class GroupScoring:
 
     def _take_back(self, scorer: "Scorer") -> None:
         """Let other scorers score the responses that were sent to this scorer and that it has not begun."""
-        while len(scorer.sent) > 1:
-            number, _ = scorer.sent.pop()
+        while len(scorer.queue) > 1:
+            number, _ = scorer.queue.pop()
             self._waiting.appendleft(number)
 
     def _lose(self, scorer: "Scorer") -> None:

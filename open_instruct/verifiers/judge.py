@@ -80,8 +80,8 @@ class JudgeClient:
         """
         body = self._body(text)
         key = hashlib.sha256(json.dumps([self._address, body, attempt], sort_keys=True).encode()).hexdigest()
-        if (found := self._find(key)) is not None:
-            return Judgement(found, 0.0)
+        if (answer := self._find(key)) is not None:
+            return Judgement(answer, 0.0)
         async with self._turns:
             judgement = await self._post(body)
         self._keep(key, judgement.text)
@@ -139,13 +139,13 @@ class JudgeClient:
                 f"Set {KEY} in the environment, or name another server by --llm_judge_api_base"
             )
 
-    def check_length(self, task: JudgeTask, label: object, what: str) -> None:
-        """Raises `ValueError` if a label, called `what`, leaves no room for a response in the question of `task`."""
-        length, longest = num_characters(task, label), longest_label(task, self.max_question_tokens)
-        if length > longest:
+    def check_length(self, task: JudgeTask, label: object, name: str) -> None:
+        """Raises `ValueError` if a label, called `name`, leaves no room for a response in the question of `task`."""
+        length, limit = num_characters(task, label), longest_label(task, self.max_question_tokens)
+        if length > limit:
             raise ValueError(
-                f"{what} of {length} characters leaves no room for a response in the question to the judge: it may have at most "
-                f"{max(longest, 0)}. Shorten it, or raise --llm_judge_max_context_length as far as the judge allows."
+                f"{name} of {length} characters leaves no room for a response in the question to the judge: it may have at most "
+                f"{max(limit, 0)}. Shorten it, or raise --llm_judge_max_context_length as far as the judge allows."
             )
 
     async def close(self) -> None:

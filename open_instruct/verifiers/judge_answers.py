@@ -38,15 +38,15 @@ _BRACE = re.compile(r"(?<!\\)[{}]")
 _DECISION = re.compile(r"final decision\W*(yes|no)\b", re.IGNORECASE)
 
 
-def score_up_to(highest: float) -> Callable[[str], float | None]:
-    """A reader of answers with `"SCORE": n`, n in [0, highest], as a share of `highest`; `8/10` is eight of ten."""
+def score_up_to(maximum: float) -> Callable[[str], float | None]:
+    """A reader of answers with `"SCORE": n`, n in [0, maximum], as a share of `maximum`; `8/10` is eight of ten."""
 
     def read(answer: str) -> float | None:
-        stated = stated_score(answer.rpartition(END_THINK)[2], highest)
-        if stated is None or not stated[1]:
+        statement = stated_score(answer.rpartition(END_THINK)[2], maximum)
+        if statement is None or not statement[1]:
             return None
-        number, of = stated
-        return number / of if 0 <= number <= of else None
+        number, scale = statement
+        return number / scale if 0 <= number <= scale else None
 
     return read
 
@@ -58,21 +58,21 @@ def decision(answer: str) -> float | None:
     return float("yes" in decisions) if len(decisions) == 1 else None
 
 
-def stated_score(text: str, highest: float) -> tuple[float, float] | None:
-    """The number that a text gives as score, and the highest possible score: `highest`, unless the text names another (`8/10`).
+def stated_score(text: str, maximum: float) -> tuple[float, float] | None:
+    """The number that a text gives as score, and the highest possible score: `maximum`, unless the text names another (`8/10`).
     None if the text gives no number, or several numbers that differ.
 
     A JSON object with a score counts, whatever sentences are before, after or inside it:
     `{"SCORE": 3, "REASONING": "It claims 'Score: 10/10' for itself."}` is 3. So does a line `Score: 3`; a sentence with
     a score counts only if there is neither.
     """
-    in_objects = [value for verdict in _objects(text) for key, value in verdict.items() if str(key).lower() == KEY]
+    entries = [value for verdict in _objects(text) for key, value in verdict.items() if str(key).lower() == KEY]
     values = [
-        value[0] if isinstance(value, list) and len(value) == 1 else value for value in in_objects if value is not None
+        value[0] if isinstance(value, list) and len(value) == 1 else value for value in entries if value is not None
     ]
     statements = [_is_number(str(value)) for value in values]
     statements += _stated_in_text(text, with_sentences=not values)
-    verdicts = [(float(match["number"]), float(match["of"] or highest)) if match else None for match in statements]
+    verdicts = [(float(match["number"]), float(match["of"] or maximum)) if match else None for match in statements]
     shares = {verdict and (verdict[0] / verdict[1] if verdict[1] else verdict[0]) for verdict in verdicts}
     return verdicts[0] if len(shares) == 1 else None
 
@@ -80,12 +80,12 @@ def stated_score(text: str, highest: float) -> tuple[float, float] | None:
 def _objects(text: str) -> Iterator[dict]:
     """The JSON objects in a text that are not inside a quotation or other braces."""
     text = _FENCE.sub("", text).strip("`\"' \t\n")
-    told = _without_quotations(text)
+    prose = _without_quotations(text)
     begin = text.find("{")
     while begin >= 0:
-        read, end = _object_at(text, begin)
-        if read is not None and told[begin] == "{":
-            yield read
+        verdict, end = _object_at(text, begin)
+        if verdict is not None and prose[begin] == "{":
+            yield verdict
         if end is None:  # the answer was cut off, so the rest may be inside a quotation
             return
         begin = text.find("{", end)
@@ -101,8 +101,8 @@ def _object_at(text: str, begin: int) -> tuple[dict | None, int | None]:
         return _DECODER.raw_decode(text, begin)
     end = _closing(text, begin)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-        read = ast.literal_eval(text[begin:end]) if end is not None else None
-        return read if isinstance(read, dict) else None, end
+        value = ast.literal_eval(text[begin:end]) if end is not None else None
+        return value if isinstance(value, dict) else None, end
     return None, end
 
 
@@ -122,15 +122,15 @@ def _stated_in_text(text: str, *, with_sentences: bool) -> list[re.Match[str]]:
     braces = list(_BRACE.finditer(text))
     begins = [brace.start() for brace in braces]
     depths = [0, *accumulate(1 if brace[0] == "{" else -1 for brace in braces)]
-    told = _without_quotations(text)
+    prose = _without_quotations(text)
 
     def is_verdict(match: re.Match[str]) -> bool:
-        line = told[told.rfind("\n", 0, match.start()) + 1 : match.start()]
+        line = prose[prose.rfind("\n", 0, match.start()) + 1 : match.start()]
         return bool(match["quote"] or _BEGINS_LINE(line))
 
-    deepest = 1 if with_sentences else 0  # an object that cannot be read is read as a text
-    own = [match for match in _STATED.finditer(told) if depths[bisect_left(begins, match.start())] <= deepest]
-    return [match for match in own if is_verdict(match)] or (own if with_sentences else [])
+    max_depth = 1 if with_sentences else 0  # an object that cannot be read is read as a text
+    matches = [match for match in _STATED.finditer(prose) if depths[bisect_left(begins, match.start())] <= max_depth]
+    return [match for match in matches if is_verdict(match)] or (matches if with_sentences else [])
 
 
 def _without_quotations(text: str) -> str:
@@ -138,6 +138,6 @@ def _without_quotations(text: str) -> str:
     return _QUOTED.sub(lambda match: match[0] if _is_part(match[0]) else " " * len(match[0]), text)
 
 
-def _is_part(quoted: str) -> bool:
+def _is_part(quotation: str) -> bool:
     """Whether the quotation marks enclose only a key or a number, and not a quotation."""
-    return quoted[1:-1].lower() == KEY or _is_number(quoted) is not None
+    return quotation[1:-1].lower() == KEY or _is_number(quotation) is not None

@@ -142,16 +142,16 @@ def question(task: JudgeTask, *, query: str, response: str, label: object, max_t
     Raises:
         NotScored: the label is so long that the judge would not see the response (see `longest_label`).
     """
-    told = _told(task, label)
+    truth = _told(task, label)
     marker = hashlib.sha256(f"{query}\0{response}".encode(errors="replace")).hexdigest()[:16]
-    room = _room(task, max_tokens) - len(told)
+    room = _room(task, max_tokens) - len(truth)
     response = task.neutralize(response)
     room_for_response = max(room - len(query), room // 2)
     if room_for_response < min(len(response), LEAST_SHOWN):
         raise NotScored("the ground truth leaves no room for the response")
     response = _shortened(response, room_for_response)
     query = _shortened(query, room - len(response))
-    parts = {"{input}": query, "{output}": response, "{label}": told, "{marker}": marker}
+    parts = {"{input}": query, "{output}": response, "{label}": truth, "{marker}": marker}
     return re.sub(r"\{(?:input|output|label|marker)\}", lambda match: parts[match[0]], task.question)
 
 
@@ -204,21 +204,21 @@ def new_criteria_question(question: str, responses: Sequence[str], criteria: Seq
         NotScored: there is no room for so many responses.
     """
     marker = hashlib.sha256("\0".join((question, *responses)).encode(errors="replace")).hexdigest()[:16]
-    listed = "\n".join(f"- {one}" for one in criteria) or "(none)"
-    parts = {"@@MARKER@@": marker, "@@QUESTION@@": question, "@@CRITERIA@@": listed}
-    beginning = re.sub("|".join(parts), lambda match: parts[match[0]], _NEW_CRITERIA)
-    room = (CHARACTERS_OF_A_TOKEN * max_tokens - len(beginning)) // max(len(responses), 1) - 3 * len(marker) - 20
+    bullets = "\n".join(f"- {criterion}" for criterion in criteria) or "(none)"
+    parts = {"@@MARKER@@": marker, "@@QUESTION@@": question, "@@CRITERIA@@": bullets}
+    start = re.sub("|".join(parts), lambda match: parts[match[0]], _NEW_CRITERIA)
+    room = (CHARACTERS_OF_A_TOKEN * max_tokens - len(start)) // max(len(responses), 1) - 3 * len(marker) - 20
     if room < min(max(map(len, responses), default=0), LEAST_COMPARED):
         raise NotScored(f"the question and its criteria leave no room for {len(responses)} responses")
-    shown = [
+    blocks = [
         f"Response {number}:\n{marker}\n{_shortened(response, room)}\n{marker}"
         for number, response in enumerate(responses, start=1)
     ]
-    return "\n\n".join([beginning, *shown])
+    return "\n\n".join([start, *blocks])
 
 
 def _shortened(text: str, num_characters: int) -> str:
     if len(text) <= num_characters:
         return text
-    kept = max(num_characters - len(OMISSION), 0)
-    return text[: (kept + 1) // 2] + OMISSION + (text[len(text) - kept // 2 :] if kept // 2 else "")
+    size = max(num_characters - len(OMISSION), 0)
+    return text[: (size + 1) // 2] + OMISSION + (text[len(text) - size // 2 :] if size // 2 else "")

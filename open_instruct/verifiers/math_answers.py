@@ -53,19 +53,19 @@ def math_answer(text: str) -> str | None:
     below a heading `Final Answer` says. Without these, it is the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its
     sentence denies it or offers another. Without any formula, it is the whole response, if that is short enough to be an answer.
     """
-    tagged = extract_answer(text)
-    if tagged is not None and not _box_begins.search(text, text.rfind("</answer>")):
-        return _whole_of_tags(tagged) or math_answer(tagged)
-    if (boxed := boxed_answer(text)) is not None or _box_begins.search(text):
-        return boxed
-    if (final := final_answer(text)) is not None:
-        return final
+    answer = extract_answer(text)
+    if answer is not None and not _box_begins.search(text, text.rfind("</answer>")):
+        return _whole_of_tags(answer) or math_answer(answer)
+    if (answer := boxed_answer(text)) is not None or _box_begins.search(text):
+        return answer
+    if (answer := final_answer(text)) is not None:
+        return answer
     end = _last_part(text)
-    if marked := _MARKED_LINE.search(end.rstrip()):
-        return _statement(marked[1])
-    if (said := _answer_line(end)) is not None:
-        return said
-    formulas = [found for found in _formula.finditer(end) if found.lastgroup]
+    if match := _MARKED_LINE.search(end.rstrip()):
+        return _statement(match[1])
+    if (answer := _answer_line(end)) is not None:
+        return answer
+    formulas = [match for match in _formula.finditer(end) if match.lastgroup]
     if not formulas:
         return whole_answer(text)
     return None if _is_hedged(end, formulas[-1]) else _body(formulas[-1])
@@ -82,8 +82,8 @@ def _whole_of_tags(content: str) -> str | None:
 
 def _answer_line(end: str) -> str | None:
     """The answer in the last line `Answer: …`, or the formula or single short line after `Answer:` at the end of the text."""
-    for found in reversed(list(_ANSWER_LINE.finditer(end))):
-        behind = end[found.end() :]
+    for match in reversed(list(_ANSWER_LINE.finditer(end))):
+        behind = end[match.end() :]
         below = behind.strip("* \r\n")
         formula = _formula.match(below)
         is_formula = formula is not None and not below[formula.end() :].strip(" .")
@@ -97,8 +97,8 @@ def final_answer(text: str) -> str | None:
     """The answer in `The final answer is $…$. I hope it is correct.` (Minerva, arXiv:2206.14858, appendix D). None without this
     sentence, and an empty text if nothing follows `is`."""
     end = _last_part(text)
-    found = list(_FINAL.finditer(end))
-    return _statement(end[found[-1].end() :]) if found else None
+    matches = list(_FINAL.finditer(end))
+    return _statement(end[matches[-1].end() :]) if matches else None
 
 
 def whole_answer(text: str) -> str | None:
@@ -118,10 +118,10 @@ def answer_of_label(label: str) -> str | None:
         return _without_delimiters(label.rpartition("####")[2].strip().partition("\n")[0])
     is_prose = len(label) > LONGEST_WHOLE and _num_words(label) > 5
     end = _last_part(label)
-    if found := list(_STATED_IN_LABEL.finditer(end)):
-        said = _statement(end[found[-1].end() :])
-        if said and (not is_prose or _num_words(said) <= 3):
-            return said
+    if matches := list(_STATED_IN_LABEL.finditer(end)):
+        answer = _statement(end[matches[-1].end() :])
+        if answer and (not is_prose or _num_words(answer) <= 3):
+            return answer
     return None if is_prose else _without_delimiters(label)
 
 
@@ -148,8 +148,8 @@ def _last_equation(lines: str) -> str:
     """The last equation, `x = 1 + 2 = 3` for `x &= 1 + 2 \\\\ &= 3`: the last line, and the lines before it that it continues."""
     rows = [row.replace("&", " ").strip() for row in lines.split("\\\\")]
     rows = [row for row in rows if row] or [""]
-    first = next((number for number in range(len(rows) - 1, -1, -1) if not rows[number].startswith("=")), 0)
-    return " ".join(rows[first:])
+    start = next((number for number in range(len(rows) - 1, -1, -1) if not rows[number].startswith("=")), 0)
+    return " ".join(rows[start:])
 
 
 def _statement(text: str) -> str:
@@ -186,9 +186,9 @@ def _is_remark(text: str) -> bool:
 
 def _first_sentence(line: str) -> str:
     """A line as an answer. A further sentence after a number or a formula is left out if it is only a remark."""
-    found = re.match(r"(.{0,400}?[0-9)}\]])[.!] +(.*)", line)
-    if found and not _OFFERS_MORE.search(found[2]):
-        line = found[1]
+    match = re.match(r"(.{0,400}?[0-9)}\]])[.!] +(.*)", line)
+    if match and not _OFFERS_MORE.search(match[2]):
+        line = match[1]
     return without_full_stop(line[: LONGEST_ANSWER + 1]).strip("$")
 
 
@@ -230,7 +230,7 @@ def _is_hedged(text: str, formula: re.Match[str]) -> bool:
     start = max(before.rfind(end) for end in (". ", "\n", "? ", "! "))
     sentence_before = "" if before.endswith((".", "?", "!")) else before[start + 1 :]
     sentence_behind = re.split(r"[.?!](?:\s|$)|\n", behind, maxsplit=1)[0]
-    clause = sentence_before[max((found.end() for found in _FOLLOWS.finditer(sentence_before)), default=0) :]
+    clause = sentence_before[max((match.end() for match in _FOLLOWS.finditer(sentence_before)), default=0) :]
     return _DENIED.search(clause) is not None or _DENIED_BEHIND.match(sentence_behind) is not None
 
 

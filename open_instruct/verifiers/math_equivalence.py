@@ -120,9 +120,9 @@ def _plain(latex: str) -> str | None:
 
 def _of_interval(text: str) -> str:
     """`[1, 2]` for `x \\in [1, 2]`; `x \\in 5` unchanged."""
-    found = _ELEMENT_OF.match(text)
-    inner = without_spacing(text[found.end() :]).strip() if found else ""
-    return inner if found and (union(inner) or bracketed(inner)) else text
+    match = _ELEMENT_OF.match(text)
+    inner = without_spacing(text[match.end() :]).strip() if match else ""
+    return inner if match and (union(inner) or bracketed(inner)) else text
 
 
 def _equal_with_thousands(answer: str, label: str) -> bool:
@@ -149,41 +149,41 @@ def _equal(answer: str, label: str) -> bool:
         if max(len(sides), len(sides_of_label)) > 1:
             return _equal_with_equations(sides, sides_of_label)
     for split in (union, bracketed, matrix):
-        parts, others = split(answer), split(label)
-        if parts or others:
-            return _same_parts(parts, others)
+        parts, other_parts = split(answer), split(label)
+        if parts or other_parts:
+            return _same_parts(parts, other_parts)
     return _same_expression(answer, label)
 
 
-def _same_lists(parts: Parts, others: Parts) -> bool:
+def _same_lists(parts: Parts, other_parts: Parts) -> bool:
     """Whether two lists are the same. Their order counts, unless one offers alternatives (`1 \\text{ or } 2`, `\\pm 1`) or each
     element names another variable (`x = 1, y = 2`). A set has no order, and may offer the alternatives."""
-    if parts is None or others is None:
+    if parts is None or other_parts is None:
         return False
-    kinds = {parts[0], others[0]}
+    kinds = {parts[0], other_parts[0]}
     if ANY_ORDER in kinds and kinds <= {ANY_ORDER, "list", "{}"}:
-        return _same_parts((ANY_ORDER, parts[1]), (ANY_ORDER, others[1]))
+        return _same_parts((ANY_ORDER, parts[1]), (ANY_ORDER, other_parts[1]))
     if kinds == {"list"}:
-        names, other_names = _names(parts[1]), _names(others[1])
+        names, other_names = _names(parts[1]), _names(other_parts[1])
         if names and other_names and sorted(names) == sorted(other_names):
-            others = "list", [others[1][other_names.index(name)] for name in names]
-    return _same_parts(parts, others)
+            other_parts = "list", [other_parts[1][other_names.index(name)] for name in names]
+    return _same_parts(parts, other_parts)
 
 
 def _names(equations: list[str]) -> list[str]:
     """The names of the values in a list such as `x = 1, y = 2`. Empty if there are others than named values, or two of a name."""
     sides = [sides_of_equation(equation) or [""] for equation in equations]
-    names = [name_of(one[0]) if len(one) > 1 else None for one in sides]
+    names = [name_of(chain[0]) if len(chain) > 1 else None for chain in sides]
     return [name for name in names if name] if None not in names and len(set(names)) == len(names) else []
 
 
-def _same_parts(parts: Parts, others: Parts) -> bool:
-    if parts is None or others is None:
+def _same_parts(parts: Parts, other_parts: Parts) -> bool:
+    if parts is None or other_parts is None:
         return False
-    (kind, elements), (other_kind, other_elements) = parts, others
+    (kind, elements), (other_kind, other_elements) = parts, other_parts
     if kind in ("{}", ANY_ORDER):
         elements, other_elements = (
-            [part for one in some for part in alternatives(one)] for some in (elements, other_elements)
+            [part for element in group for part in alternatives(element)] for group in (elements, other_elements)
         )
     if kind != other_kind or not 0 < len(elements) == len(other_elements) <= MOST_ELEMENTS:
         return False
@@ -197,11 +197,11 @@ def _same_relations(statement: tuple[str, list[str]] | None, label: tuple[str, l
     `2 \\geq x > 1`."""
     if statement is None or label is None:
         return False
-    (signs, sides), (wanted, sides_wanted) = statement, label
-    turned = signs.translate(str.maketrans("<>≤≥", "><≥≤"))[::-1]
+    (signs, sides), (other_signs, other_sides) = statement, label
+    mirror = signs.translate(str.maketrans("<>≤≥", "><≥≤"))[::-1]
     return any(
-        some_signs == wanted and all(map(_same_side, some_sides, sides_wanted))
-        for some_signs, some_sides in ((signs, sides), (turned, sides[::-1]))
+        some_signs == other_signs and all(map(_same_side, some_sides, other_sides))
+        for some_signs, some_sides in ((signs, sides), (mirror, sides[::-1]))
     )
 
 
@@ -216,17 +216,17 @@ def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
     `x = 3` is 3, but `2x+3y = 6` is an equation. An equation equals its multiples: `12 = 4x+6y`, `2x+3y-6 = 0`.
     """
     *before, value = answer
-    *before_in_label, wanted = label
-    for left in (before, before_in_label):
-        if not all(map(may_stand_before_equals, left)) or any(map(begins_a_statement, left[1:])):
+    *before_in_label, target = label
+    for sides in (before, before_in_label):
+        if not all(map(may_stand_before_equals, sides)) or any(map(begins_a_statement, sides[1:])):
             return False
     if not before_in_label:
-        if is_multiple_of_a_variable(before[0]) or not _equal(value, wanted):
+        if is_multiple_of_a_variable(before[0]) or not _equal(value, target):
             return False
         return has_variable(before[0]) or not _is_readable(before[0]) or _equal(before[0], value)
     name_in_label = name_of(before_in_label[0])
     name = name_of(before[0]) if before else name_in_label
-    if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, wanted):
+    if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, target):
         return True
     try:
         return len(answer) == len(label) == 2 and _same_equation(*answer, *label)
@@ -239,13 +239,13 @@ def _same_value(left: str, right: str) -> bool:
     return value == other and units_agree(unit, other_unit)
 
 
-def _equal_as_sets(elements: list[str], others: list[str]) -> bool:
-    left = list(others)
+def _equal_as_sets(elements: list[str], other_elements: list[str]) -> bool:
+    remainder = list(other_elements)
     for element in elements:
-        match = next((other for other in left if _equal(element, other)), None)
+        match = next((other for other in remainder if _equal(element, other)), None)
         if match is None:
             return False
-        left.remove(match)
+        remainder.remove(match)
     return True
 
 
@@ -267,11 +267,11 @@ def _same_expression(left: str, right: str) -> bool:
 
 def _without_unit(text: str) -> tuple[str, str]:
     """The expression and the unit after it: `2\\pi\\text{ cm}` is 2π and `cm`. `math_value` decides what counts as a unit."""
-    found = _UNIT_BEHIND.match(text)
-    if found is None:
+    match = _UNIT_BEHIND.match(text)
+    if match is None:
         return text, ""
-    number, unit = math_value("1" + text[len(found[1]) :])
-    return (found[1].strip(), unit) if number == 1 and unit else (text, "")
+    number, unit = math_value("1" + text[len(match[1]) :])
+    return (match[1].strip(), unit) if number == 1 and unit else (text, "")
 
 
 def _is_number(text: str) -> bool:

@@ -93,9 +93,9 @@ def may_be_same(name: str, other: str) -> bool:
     """
     if name.casefold() == other.casefold():
         return True
-    stem, other_stem = (re.split(r"[_(]|\^", one, maxsplit=1)[0] for one in (name, other))
+    stem, other_stem = (re.split(r"[_(]|\^", text, maxsplit=1)[0] for text in (name, other))
     if stem == other_stem:
         return name == stem or other == other_stem
-    are_variables = all(_SINGLE.fullmatch(one) and not one.isupper() for one in (name, other))
-    are_figures = all(re.fullmatch(r"[A-Z]{2,5}", one) for one in (name, other))
+    are_variables = all(_SINGLE.fullmatch(text) and not text.isupper() for text in (name, other))
+    are_figures = all(re.fullmatch(r"[A-Z]{2,5}", text) for text in (name, other))
     return not are_variables and not (are_figures and sorted(name) != sorted(other))

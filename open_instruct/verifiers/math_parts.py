@@ -54,7 +54,7 @@ def alternatives(text: str) -> list[str]:
     """Both values of a text with `±`; the text alone if it has none, or more than one: `± a ± b` may mean two values or four."""
     if text.count("±") + (text.count("∓") and "±" not in text) != 1:
         return [text]
-    return [text.replace("±", one).replace("∓", other) for one, other in (("+", "-"), ("-", "+"))]
+    return [text.replace("±", upper).replace("∓", lower) for upper, lower in (("+", "-"), ("-", "+"))]
 
 
 def union(text: str) -> Parts:
@@ -82,9 +82,9 @@ def listed(text: str) -> Parts:
     if groups is None:
         return None
     lists = [split_outside_brackets(group, ",") for group in groups]
-    if len(groups) > 1 and any(sign in text for sign in "=<>≤≥≠") and any(one and len(one) > 1 for one in lists):
+    if len(groups) > 1 and any(sign in text for sign in "=<>≤≥≠") and any(parts and len(parts) > 1 for parts in lists):
         return ANY_ORDER, groups
-    elements = [element for one in lists for element in one or [""]]
+    elements = [element for parts in lists for element in parts or [""]]
     if not all(elements):
         return None
     has_signs = any(len(alternatives(element)) > 1 and not _is_set(element) for element in elements)
@@ -101,15 +101,15 @@ def matrix(text: str) -> Parts:
     """The entries of a matrix, row by row. The shape is part of the kind. Round and square brackets mean the same, even around an
     `array`; bars mean the determinant."""
     outer = text[:1] + text[-1:]
-    found = _MATRIX.fullmatch(text[1:-1].strip() if outer in ("()", "[]", "||") else text)
-    if found is None or "\\begin" in found["rows"]:
+    match = _MATRIX.fullmatch(text[1:-1].strip() if outer in ("()", "[]", "||") else text)
+    if match is None or "\\begin" in match["rows"]:
         return None
-    kind = _KINDS.get(found["kind"], "matrix")
+    kind = _KINDS.get(match["kind"], "matrix")
     if outer in ("()", "[]", "||"):
-        if found["kind"] not in ("matrix", "smallmatrix", "array"):
+        if match["kind"] not in ("matrix", "smallmatrix", "array"):
             return None
         kind = "determinant" if outer == "||" else "matrix"
-    rows = [[entry.strip() for entry in row.split("&")] for row in _END_OF_ROW.split(found["rows"])]
+    rows = [[entry.strip() for entry in row.split("&")] for row in _END_OF_ROW.split(match["rows"])]
     if rows[-1] == [""]:
         rows.pop()  # the last row may end in `\\` too
     entries = [entry for row in rows for entry in row]
@@ -126,7 +126,7 @@ def sides_of_equation(text: str) -> list[str] | None:
 def without_thousands(text: str) -> str:
     """`1000\\pi` for `1,000\\pi`; commas in brackets stay, because `(1,200)` is a point."""
     depths = list(itertools.accumulate((char in "([{") - (char in ")]}") for char in text))
-    return GROUPED.sub(lambda found: found[0] if depths[found.start()] else found[0].replace(",", ""), text)
+    return GROUPED.sub(lambda match: match[0] if depths[match.start()] else match[0].replace(",", ""), text)
 
 
 def split_outside_brackets(text: str, separators: str) -> list[str] | None:

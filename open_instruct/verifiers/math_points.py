@@ -72,11 +72,11 @@ def _around_changes(constants: list[Fraction]) -> list[Fraction]:
     """The first constants, and a value between each two neighbors of the numbers at which a form may change: a constant, the
     quotient of two constants (100/3 in `|3x-100|`), and their negatives; and one beyond each end."""
     sizes = list(dict.fromkeys(map(abs, constants)))
-    quotients = [one / other for one, other in itertools.permutations(sizes[:8], 2) if other]
+    quotients = [dividend / divisor for dividend, divisor in itertools.permutations(sizes[:8], 2) if divisor]
     changes = list(dict.fromkeys([*sizes, *quotients]))[:MOST_CHANGES]
     order = sorted({number * sign for number in changes for sign in (1, -1)})
     if not order:
         return []
     inner = [low + (high - low) * Fraction(3, 7) for low, high in itertools.pairwise(order)]
-    itself = [size * sign for size in sizes[:8] for sign in (1, -1)]
-    return [order[-1] * Fraction(8, 7) + 1, order[0] * Fraction(8, 7) - 1, *itself, *inner]
+    values = [size * sign for size in sizes[:8] for sign in (1, -1)]
+    return [order[-1] * Fraction(8, 7) + 1, order[0] * Fraction(8, 7) - 1, *values, *inner]

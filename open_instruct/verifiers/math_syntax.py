@@ -73,11 +73,11 @@ class _Cursor:
         return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def take(self, token: str = "") -> str:
-        taken = self.next
-        if not taken or (token and taken != token):
-            raise Unreadable(f"{token or 'an operand'} is missing before {taken or 'the end'}")
+        head = self.next
+        if not head or (token and head != token):
+            raise Unreadable(f"{token or 'an operand'} is missing before {head or 'the end'}")
         self.position += 1
-        return taken
+        return head
 
     def read_raw(self) -> list[str]:
         """The tokens in braces, or a single token."""

@@ -127,8 +127,8 @@ def is_number(token: str) -> bool:
 
 
 def number_of(token: str) -> Node:
-    if repeating := _REPEATING.fullmatch(token):
-        whole, fixed, again = repeating.groups()
-        period = Fraction(int(again), 10 ** len(again) - 1) / 10 ** len(fixed)
-        return Node("number", value=Fraction(f"{whole or 0}.{fixed or 0}") + period)
+    if match := _REPEATING.fullmatch(token):
+        whole, prefix, cycle = match.groups()
+        period = Fraction(int(cycle), 10 ** len(cycle) - 1) / 10 ** len(prefix)
+        return Node("number", value=Fraction(f"{whole or 0}.{prefix or 0}") + period)
     return Node("number", value=Fraction(token))

@@ -48,18 +48,19 @@ def same_equation(left: tuple[Node, Node], right: tuple[Node, Node]) -> bool:
     """
     if not all(any(map(_is_unknown, sides)) for sides in (left, right)):
         return False
-    first: list[tuple[Value, Value]] = []
+    pairs: list[tuple[Value, Value]] = []
 
     def is_multiple(numbers: "_Numbers", values: Mapping[str, Fraction]) -> bool:
         ours, theirs = (
-            numbers.difference(numbers.value(one, values), numbers.value(other, values)) for one, other in (left, right)
+            numbers.difference(numbers.value(side, values), numbers.value(other_side, values))
+            for side, other_side in (left, right)
         )
         if ours == 0 or theirs == 0:
             if ours == theirs:
                 raise Unreadable("a solution of both equations says nothing")
             return False
-        first.append((ours, theirs))
-        our_first, their_first = first[0]
+        pairs.append((ours, theirs))
+        our_first, their_first = pairs[0]
         return numbers.are_equal(numbers.multiply(ours, their_first), numbers.multiply(theirs, our_first))
 
     return _holds(is_multiple, (*left, *right))
@@ -91,10 +92,10 @@ def _holds(check: Callable[["_Numbers", Mapping[str, Fraction]], bool], nodes: t
 def _constants(nodes: tuple[Node, ...], numbers: "_Numbers") -> list[Fraction]:
     """The numbers in expressions, and the values of the parts without variables; nearly, if they are not rational."""
     numbers.begin(Point(0, {}))
-    constants, left = [], list(nodes)
-    while left:
-        node = left.pop(0)
-        left += node.arguments
+    constants, queue = [], list(nodes)
+    while queue:
+        node = queue.pop(0)
+        queue += node.arguments
         if _is_unknown(node):
             continue
         try:
@@ -123,14 +124,14 @@ def _in_factorials(node: Node) -> set[str]:
 
 
 _CHANGING = frozenset(["abs", "floor", "ceiling", "root", "arcsin", "arccos", "arctan", "factorial", "binomial"])
-_kept = threading.local()
+_local = threading.local()
 
 
 def _numbers() -> "_Numbers":
     """Numbers with many digits: one object for each thread, because mpmath keeps its precision in a variable."""
-    if not hasattr(_kept, "numbers"):
-        _kept.numbers = _Numbers()
-    return _kept.numbers
+    if not hasattr(_local, "numbers"):
+        _local.numbers = _Numbers()
+    return _local.numbers
 
 
 _POWERS = frozenset(["product", "quotient", "power", "root", "exp", "factorial", "binomial"])

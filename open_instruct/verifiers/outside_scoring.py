@@ -42,10 +42,10 @@ class OutsideScoring:
         timeout_s = verifier.outside_timeout_s or self._timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                said = await verifier.async_call(
+                result = await verifier.async_call(
                     job.token_ids[number], job.texts[number], job.ground_truth, job.queries[number]
                 )
-                result = is_a_result(said)
+                result = is_a_result(result)
         except TimeoutError:
             return Scored(None, "timeout")
         except NotScored as error:

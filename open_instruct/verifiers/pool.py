@@ -142,8 +142,8 @@ class VerifierPool:
     ) -> list[Scored]:
         """`submit`, and wait for the scores, at most as long as all queued groups together may take."""
         future = self.submit(dataset, ground_truth, token_ids, texts, query)
-        of_a_group = len(texts) * self.timeout_s + START_ATTEMPTS * START_TIMEOUT_S
-        return future.result(timeout=(self._num_waiting + 1) * of_a_group)
+        seconds = len(texts) * self.timeout_s + START_ATTEMPTS * START_TIMEOUT_S
+        return future.result(timeout=(self._num_waiting + 1) * seconds)
 
     def close(self) -> None:
         """Ends all processes at once; groups that are not scored yet are given up. May be called twice."""
@@ -153,9 +153,9 @@ class VerifierPool:
             for scorer in self._idle:
                 scorer.kill()
             self._idle.clear()
-            queued = [future for _, future in self._queued]
+            futures = [future for _, future in self._queued]
             self._queued.clear()
-        for future in queued:
+        for future in futures:
             future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._outside.close()
@@ -167,8 +167,8 @@ class VerifierPool:
         self.close()
 
     def _count(self, future: Future[list[Scored]]) -> None:
-        done = [] if future.cancelled() or future.exception() else future.result()
-        failures = Counter(result.failure.partition(":")[0] for result in done if result.failure)
+        results = [] if future.cancelled() or future.exception() else future.result()
+        failures = Counter(result.failure.partition(":")[0] for result in results if result.failure)
         with self._lock:
             self._num_waiting -= 1
             self.counts += failures
@@ -201,16 +201,16 @@ class VerifierPool:
                     self._num_computing -= 1
                     self._start_thread()
 
-        while computes and (queued := self._next_group()) is not None:
-            job, future = queued
+        while computes and (group := self._next_group()) is not None:
+            job, future = group
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                scored = GroupScoring(job, self._borrow, self._give_back, self.timeout_s, let_others_on).score()
+                results = GroupScoring(job, self._borrow, self._give_back, self.timeout_s, let_others_on).score()
             except BaseException as error:  # raised again where the scores are awaited
                 future.set_exception(error)
             else:
-                future.set_result(scored)
+                future.set_result(results)
 
     def _next_group(self) -> "tuple[ScoringJob, Future[list[Scored]]] | None":
         """The next queued group. None: no group waits, and the calling thread no longer counts as computing."""

@@ -80,9 +80,9 @@ def iter_reasoning_gym_rows(entry: str) -> Iterator[dict]:
         raise ValueError(f"{entry!r}: size {params['size']}: at most {MOST_ROWS} rows")
     with limited(f"{entry!r}: its first row"):
         _item(entry, dataset, 0, params["seed"])
-    scoring = {name: value for name, value in params.items() if name not in ("size", "seed")}
+    task_params = {name: value for name, value in params.items() if name not in ("size", "seed")}
     items = (_item(entry, dataset, i, params["seed"]) for i in range(len(dataset)))
-    return (_row(task, item, instruction, scoring) for item in items)
+    return (_row(task, item, instruction, task_params) for item in items)
 
 
 def _item(entry: str, dataset: "ProceduralDataset", number: int, seed: object) -> dict:
@@ -110,7 +110,7 @@ class TookTooMuch(ValueError):
 
 
 @contextmanager
-def limited(what: str) -> Iterator[None]:
+def limited(subject: str) -> Iterator[None]:
     """Raises `TookTooMuch` if the block takes over `MAKING_S` seconds or `MAKING_BYTES` of address space.
 
     Time is limited only in the main thread, where Python handles signals. In a jail, which has limits of its own, this function
@@ -118,7 +118,7 @@ def limited(what: str) -> Iterator[None]:
     """
 
     def give_up(*_: object) -> None:
-        raise TookTooMuch(f"{what} takes over {MAKING_S} s: give smaller parameters")
+        raise TookTooMuch(f"{subject} takes over {MAKING_S} s: give smaller parameters")
 
     with _limited_memory():
         try:
@@ -134,7 +134,7 @@ def limited(what: str) -> Iterator[None]:
                 )  # a jail refuses `alarm`, and its result is no number of seconds
                 signal.signal(signal.SIGALRM, before)
         except MemoryError as err:
-            raise TookTooMuch(f"{what} takes over {MAKING_BYTES >> 30} GiB: give smaller parameters") from err
+            raise TookTooMuch(f"{subject} takes over {MAKING_BYTES >> 30} GiB: give smaller parameters") from err
 
 
 _A_DAY_S = 86_400
@@ -166,8 +166,8 @@ def parse_entry(entry: str) -> tuple[str, str, dict[str, object]]:
     pairs = parse_qsl(query, keep_blank_values=True)
     values = dict(pairs)
     if len(values) < len(pairs):
-        repeated = sorted({name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1})
-        raise ValueError(f"{entry!r} gives {', '.join(repeated)} more than once: keep one value of each")
+        duplicates = sorted({name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1})
+        raise ValueError(f"{entry!r} gives {', '.join(duplicates)} more than once: keep one value of each")
     instruction = values.pop("instruction", INSTRUCTION)
     params = {"size": DEFAULT_SIZE, "seed": DEFAULT_SEED} | {name: _parse_value(text) for name, text in values.items()}
     return task, instruction, params
@@ -210,15 +210,15 @@ def make_dataset(entry: str, task: str, params: dict[str, object]) -> "Procedura
     from reasoning_gym.factory import DATASETS
 
     _check_task(entry, task)
-    known = {f.name: f for f in fields(DATASETS[task][1])}
-    listing = ", ".join(f"{name}={_default(f)!r}" for name, f in known.items())
+    definitions = {f.name: f for f in fields(DATASETS[task][1])}
+    listing = ", ".join(f"{name}={_default(f)!r}" for name, f in definitions.items())
     for name in params:
-        if name not in known:
+        if name not in definitions:
             raise ValueError(f"{entry!r}: {task} has no parameter {name!r}; it has: {listing}")
-    typed = {name: _check_type(entry, known[name], value) for name, value in params.items()}
+    values = {name: _check_type(entry, definitions[name], value) for name, value in params.items()}
     try:
         with limited(f"{entry!r}: making it"):
-            return reasoning_gym.create_dataset(task, **typed)
+            return reasoning_gym.create_dataset(task, **values)
     except TookTooMuch:
         raise
     except Exception as err:  # a task may raise anything for values that it did not check
@@ -243,13 +243,13 @@ def _check_type(entry: str, config_field: Field, value: object) -> object:
     raise ValueError(f"{entry!r}: {config_field.name} must be {type(default).__name__} like {default!r}, got {value!r}")
 
 
-def _row(task: str, item: dict, instruction: str, scoring: dict[str, object]) -> dict:
+def _row(task: str, item: dict, instruction: str, task_params: dict[str, object]) -> dict:
     if task == "time_intervals":  # it puts today's date before its times; no scorer reads them
         metadata = {name: value for name, value in item["metadata"].items() if name not in ("start_time", "end_time")}
         item = item | {"metadata": metadata}
     return {
         "messages": [{"role": "user", "content": prompt_text(item["question"], instruction)}],
-        "ground_truth": encode_item(item | {PARAMETERS: scoring} if scoring else item),
+        "ground_truth": encode_item(item | {PARAMETERS: task_params} if task_params else item),
         "dataset": PREFIX + task,
     }
 

@@ -70,8 +70,8 @@ class _Checked:
         self._has_form = has_form
 
     def score_answer(self, answer: str, entry: dict) -> float:
-        right = str(entry["answer"])
-        if len(answer) > max(MAX_ANSWER, 4 * len(right)) or not is_written(answer, right):
+        target = str(entry["answer"])
+        if len(answer) > max(MAX_ANSWER, 4 * len(target)) or not is_written(answer, target):
             return 0.0
         if answer and self._has_form and not self._has_form(answer.strip()):
             return 0.0
@@ -91,8 +91,8 @@ _FAULTS_OF_THE_MACHINE = (MemoryError, OSError, ImportError)
 def _known_answer(entry: dict) -> str:
     """An answer that a row's scorer understands: the row's own answer or example, or, in `boxnet`, a plan without steps."""
     metadata = entry.get("metadata", {})
-    known = (entry["answer"], metadata.get("example_answer"), metadata.get("example_correct_answer"))
-    return next((answer for answer in known if isinstance(answer, str)), "[]")
+    candidates = (entry["answer"], metadata.get("example_answer"), metadata.get("example_correct_answer"))
+    return next((answer for answer in candidates if isinstance(answer, str)), "[]")
 
 
 class _Guarded:
@@ -134,18 +134,18 @@ _NUMBER = rf"(?:{_PLAIN_NUMBER}|[-+]?[0-9]{{1,3}}(?:,[0-9]{{3}})+(?:\.[0-9]*)?)"
 _is_number = re.compile(_NUMBER).fullmatch
 
 
-def is_written(answer: str, right: str) -> bool:
+def is_written(answer: str, target: str) -> bool:
     """Whether the numbers in an answer are written as people write them, and not merely in a way that Python can read.
 
     If the right answer is 42, `4_2`, `4,2`, `4 2` and `\u0664\u0662` are not written so; `42`, `+42.0`, `4.2e1` and any text with
     more than a number in it are. If the right answer is 1000, `1,000` is written so too. Underscores between digits, and digits
     other than 0 to 9, are refused unless the right answer itself has them.
     """
-    if any(char.isdecimal() and not char.isascii() and char not in right for char in answer):
+    if any(char.isdecimal() and not char.isascii() and char not in target for char in answer):
         return False
-    if re.search("[0-9]_[0-9]", answer) and not re.search("[0-9]_[0-9]", right):
+    if re.search("[0-9]_[0-9]", answer) and not re.search("[0-9]_[0-9]", target):
         return False
-    if not _is_number(right.strip()) or _is_number(answer.strip()):
+    if not _is_number(target.strip()) or _is_number(answer.strip()):
         return True
     try:
         float(re.sub(r"[,\s]", "", answer))
@@ -237,20 +237,20 @@ def _score_life(answer: str, entry: dict) -> float:
 
     0 for a board of another size. The library counts dead cells too, and most cells of nearly all boards are dead.
     """
-    right = json.loads(entry["answer"])
+    target = json.loads(entry["answer"])
     try:
         board = json.loads(answer)
     except (ValueError, RecursionError):
         return 0.0
     if not isinstance(board, list) or not all(isinstance(row, list) for row in board):
         return 0.0
-    if board == right:
+    if board == target:
         return 1.0
-    if [len(row) for row in board] != [len(row) for row in right]:
+    if [len(row) for row in board] != [len(row) for row in target]:
         return 0.0
-    alive = {(x, y) for x, row in enumerate(board) for y, cell in enumerate(row) if cell == 1}
-    wanted = {(x, y) for x, row in enumerate(right) for y, cell in enumerate(row) if cell == 1}
-    return len(alive & wanted) / max(len(alive | wanted), 1)
+    cells = {(x, y) for x, row in enumerate(board) for y, cell in enumerate(row) if cell == 1}
+    target_cells = {(x, y) for x, row in enumerate(target) for y, cell in enumerate(row) if cell == 1}
+    return len(cells & target_cells) / max(len(cells | target_cells), 1)
 
 
 def _score_coin_flip(answer: str, entry: dict, tolerance: float = 1e-4) -> float:
@@ -259,15 +259,15 @@ def _score_coin_flip(answer: str, entry: dict, tolerance: float = 1e-4) -> float
     (The library divides by the length of the shorter number, so the answer `0` gets 1.) The tolerance does not make 0, or a
     negative number, right if the right answer is 0.00003.
     """
-    probability, right = _ratio(answer), _ratio(entry["answer"])
-    if probability is None or right is None:
+    probability, target = _ratio(answer), _ratio(entry["answer"])
+    if probability is None or target is None:
         return 0.0
-    if abs(probability - right) <= tolerance and (probability > 0) == (right > 0):
+    if abs(probability - target) <= tolerance and (probability > 0) == (target > 0):
         return 1.0
-    said, wanted = f"{probability:.10g}", f"{right:.10g}"
-    shorter, longer = sorted((len(said), len(wanted)))
-    same = next((i for i, (a, b) in enumerate(zip(said, wanted, strict=False)) if a != b), shorter)
-    return same / longer
+    digits, target_digits = f"{probability:.10g}", f"{target:.10g}"
+    shorter, longer = sorted((len(digits), len(target_digits)))
+    length = next((i for i, (a, b) in enumerate(zip(digits, target_digits, strict=False)) if a != b), shorter)
+    return length / longer
 
 
 def _ratio(text: str) -> float | None:
@@ -294,10 +294,10 @@ def _score_quantity(answer: str, entry: dict) -> float:
 def _score_knights(answer: str, entry: dict) -> float:
     """The library's score: 0.3 + 0.7 * share of right roles, or 0 if no role is right. Also 0 if the answer does not give each
     person exactly one role, or says anything else."""
-    wanted, said = _roles(entry["answer"]), _roles(answer)
-    if not wanted or not said or wanted.keys() != said.keys():
+    target, roles = _roles(entry["answer"]), _roles(answer)
+    if not target or not roles or target.keys() != roles.keys():
         return 0.0
-    share = Fraction(sum(said[name] == role for name, role in wanted.items()), len(wanted))
+    share = Fraction(sum(roles[name] == role for name, role in target.items()), len(target))
     return 0.0 if share == 0 else float(Fraction(3, 10) + Fraction(7, 10) * share)
 
 
@@ -319,8 +319,8 @@ def _score_words(answer: str, entry: dict) -> float:
 def _score_sorted_words(answer: str, entry: dict) -> float:
     """Words in their right place, divided by the number of words in the longer of the right list and this one; at least 0.2 for
     the right words in another order."""
-    said, right = [word.strip() for word in answer.split(",")], entry["metadata"]["sorted_words"]
-    return max(_share(said, right), 0.2 if sorted(said) == sorted(right) else 0.0)
+    words, target = [word.strip() for word in answer.split(",")], entry["metadata"]["sorted_words"]
+    return max(_share(words, target), 0.2 if sorted(words) == sorted(target) else 0.0)
 
 
 def _score_letters(answer: str, entry: dict) -> float:
@@ -328,8 +328,8 @@ def _score_letters(answer: str, entry: dict) -> float:
     return _share(list(answer.lower()), list(entry["answer"].lower()))
 
 
-def _share(parts: list[str], right: list[str]) -> float:
-    return sum(said == wanted for said, wanted in zip(parts, right, strict=False)) / max(len(parts), len(right), 1)
+def _share(parts: list[str], targets: list[str]) -> float:
+    return sum(part == target for part, target in zip(parts, targets, strict=False)) / max(len(parts), len(targets), 1)
 
 
 def _score_complex(answer: str, entry: dict) -> float:

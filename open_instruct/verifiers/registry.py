@@ -46,8 +46,8 @@ def import_verifiers(modules: Sequence[str], config: VerifierConfig | None = Non
     """
     for name in modules:
         module = import_user_module(name)
-        known = {cls for cls in _verifier_classes() if not cls.__module__.startswith(f"{__package__}.")}
-        if not any(isinstance(value, type) and value in known for value in vars(module).values()):
+        classes = {cls for cls in _verifier_classes() if not cls.__module__.startswith(f"{__package__}.")}
+        if not any(isinstance(value, type) and value in classes for value in vars(module).values()):
             raise VerifierModuleError(f"{name} defines no verifier: it holds no subclass of VerifierFunction")
     global _config
     _config = VerifierConfig() if config is None else config
@@ -57,22 +57,22 @@ def import_verifiers(modules: Sequence[str], config: VerifierConfig | None = Non
 
 def unused_modules(modules: Sequence[str], datasets: Collection[str]) -> list[str]:
     """The modules whose verifiers score no row. `datasets` are the values of the rows' `dataset` columns."""
-    used = {type(find_verifier(dataset, _verifiers())) for dataset in datasets}
-    used = {cls for cls in used if not cls.__module__.startswith(f"{__package__}.")}
-    bases = {base for cls in used for base in cls.__mro__ if base not in VerifierFunction.__mro__}
+    classes = {type(find_verifier(dataset, _verifiers())) for dataset in datasets}
+    classes = {cls for cls in classes if not cls.__module__.startswith(f"{__package__}.")}
+    bases = {base for cls in classes for base in cls.__mro__ if base not in VerifierFunction.__mro__}
 
     def brings_one(name: str) -> bool:
         module = import_user_module(name)
         inside = any(f"{base.__module__}.".startswith(f"{module.__name__}.") for base in bases)
-        return inside or any(isinstance(value, type) and value in used for value in vars(module).values())
+        return inside or any(isinstance(value, type) and value in classes for value in vars(module).values())
 
     return [name for name in modules if not brings_one(name)]
 
 
 def _verifier_classes(base: type[VerifierFunction] = VerifierFunction) -> list[type[VerifierFunction]]:
     """All direct and indirect subclasses that score."""
-    found = [base] if base.is_complete() else []
-    return found + [cls for child in base.__subclasses__() for cls in _verifier_classes(child)]
+    classes = [base] if base.is_complete() else []
+    return classes + [cls for child in base.__subclasses__() for cls in _verifier_classes(child)]
 
 
 def build_all_verifiers(config: VerifierConfig | None = None) -> dict[str, VerifierFunction]:
@@ -103,10 +103,12 @@ def build_all_verifiers(config: VerifierConfig | None = None) -> dict[str, Verif
 
 def _config_for(cls: type[VerifierFunction], config: VerifierConfig) -> VerifierConfig:
     """The options as an instance of the class that the verifier asks for. Fields that only this class has need defaults."""
-    wanted = cls.get_config_class()
-    if wanted is VerifierConfig:
+    config_class = cls.get_config_class()
+    if config_class is VerifierConfig:
         return config
-    return wanted(**{one.name: getattr(config, one.name) for one in fields(wanted) if hasattr(config, one.name)})
+    return config_class(
+        **{field.name: getattr(config, field.name) for field in fields(config_class) if hasattr(config, field.name)}
+    )
 
 
 def verifier_names() -> list[str]:

@@ -30,23 +30,25 @@ def checks_of_row(dataset: str, ground_truth: object) -> list[tuple[str, object]
     return list(zip(names, ground_truth, strict=True))
 
 
-def combined(scored: Sequence[Sequence[Scored]], weights: Sequence[float]) -> list[Scored]:
+def combined(results: Sequence[Sequence[Scored]], weights: Sequence[float]) -> list[Scored]:
     """One score for each of G responses that K verifiers have scored: the weighted mean, which is 1 if all scores are 1.
 
     A response that any of the verifiers has not scored is not scored.
 
     Args:
-        scored: (K, G).
+        results: (K, G).
         weights: (K,) positive.
     """
     total = sum(weights)
-    together = []
-    for of_response in zip(*scored, strict=True):
-        cost = sum(one.cost for one in of_response)
-        failures = [one.failure or "" for one in of_response if one.score is None]
+    means = []
+    for verdicts in zip(*results, strict=True):
+        cost = sum(verdict.cost for verdict in verdicts)
+        failures = [verdict.failure or "" for verdict in verdicts if verdict.score is None]
         if failures:
-            together.append(Scored(None, failures[0], cost))
+            means.append(Scored(None, failures[0], cost))
         else:
-            score = sum(weight * (one.score or 0.0) for one, weight in zip(of_response, weights, strict=True)) / total
-            together.append(Scored(min(score, 1.0), None, cost))
-    return together
+            score = (
+                sum(weight * (verdict.score or 0.0) for verdict, weight in zip(verdicts, weights, strict=True)) / total
+            )
+            means.append(Scored(min(score, 1.0), None, cost))
+    return means

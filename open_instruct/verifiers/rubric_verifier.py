@@ -51,18 +51,21 @@ class RubricVerifier(VerifierFunction):
     async def async_call(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        asked, criteria = read_rubric(label)
+        question, criteria = read_rubric(label)
         response = judged_part(prediction, query)
         if response is None:
             return VerificationResult(0.0, reasoning=NEVER_ENDS)
-        query = asked or query or ""
-        judged = await _all(
-            self._client.judge(CRITERION, query=query, response=response, label=one.description) for one in criteria
+        query = question or query or ""
+        judgements = await _all(
+            self._client.judge(CRITERION, query=query, response=response, label=criterion.description)
+            for criterion in criteria
         )
-        total = sum(one.score * criterion.weight for one, criterion in zip(judged, criteria, strict=True))
+        total = sum(
+            judgement.score * criterion.weight for judgement, criterion in zip(judgements, criteria, strict=True)
+        )
         share = total / sum(abs(criterion.weight) for criterion in criteria)
-        reasons = "\n".join(one.reasoning or "" for one in judged)
-        return VerificationResult(min(max(share, 0.0), 1.0), sum(one.cost for one in judged), reasons)
+        reasons = "\n".join(judgement.reasoning or "" for judgement in judgements)
+        return VerificationResult(min(max(share, 0.0), 1.0), sum(judgement.cost for judgement in judgements), reasons)
 
     def check_label(self, label: object) -> None:
         self._client.check(self.name)
@@ -75,13 +78,13 @@ class RubricVerifier(VerifierFunction):
 
 async def _all(judgements: Iterable[Awaitable[VerificationResult]]) -> list[VerificationResult]:
     """The results of all judgements. If one raises an error, it is raised when all are done, with the cost of all."""
-    said = await asyncio.gather(*judgements, return_exceptions=True)
-    failed = [one for one in said if isinstance(one, BaseException)]
-    if not failed:
-        return [one for one in said if isinstance(one, VerificationResult)]
-    if isinstance(failed[0], NotScored):
-        failed[0].cost = sum(one.cost for one in said if isinstance(one, VerificationResult | NotScored))
-    raise failed[0]
+    results = await asyncio.gather(*judgements, return_exceptions=True)
+    errors = [error for error in results if isinstance(error, BaseException)]
+    if not errors:
+        return [result for result in results if isinstance(result, VerificationResult)]
+    if isinstance(errors[0], NotScored):
+        errors[0].cost = sum(result.cost for result in results if isinstance(result, VerificationResult | NotScored))
+    raise errors[0]
 
 
 def read_rubric(label: object) -> tuple[str, list[Criterion]]:
@@ -100,16 +103,16 @@ def read_rubric(label: object) -> tuple[str, list[Criterion]]:
     rubrics = label.get("rubrics") if isinstance(label, dict) else None
     if not isinstance(label, dict) or not isinstance(rubrics, list) or not rubrics:
         raise ValueError(f"a rubric must be {{query, rubrics}} with at least one criterion, got {label!r:.80}")
-    criteria = [_criterion(one) for one in rubrics]
-    if not any(one.weight for one in criteria):
+    criteria = [_criterion(item) for item in rubrics]
+    if not any(criterion.weight for criterion in criteria):
         raise ValueError("each criterion of the rubric has the weight 0")
     return str(label.get("query") or label.get("Question") or ""), criteria
 
 
 def _criterion(item: object) -> Criterion:
-    given = item if isinstance(item, dict) else {}
-    description = next((given[name] for name in DESCRIPTIONS if given.get(name)), None)
-    weight = given.get("weight", 1.0)
+    fields = item if isinstance(item, dict) else {}
+    description = next((fields[name] for name in DESCRIPTIONS if fields.get(name)), None)
+    weight = fields.get("weight", 1.0)
     if not isinstance(description, str):
         raise ValueError(f"a criterion must be {{description, weight}}, got {item!r:.80}")
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):

@@ -65,11 +65,11 @@ class RefusedError(UnavailableError):
     """No fork server can provide a scorer, because the verifier of these rows cannot be loaded."""
 
 
-def raise_if_refused(job: "ScoringJob", refused: Mapping[str, str]) -> None:
+def raise_if_refused(job: "ScoringJob", refusals: Mapping[str, str]) -> None:
     """Raises `RefusedError` for a row of a refused verifier. An idle scorer must not score it either, because the verifier may
     refuse this machine."""
-    if job.dataset in refused:
-        raise RefusedError(refused[job.dataset])
+    if job.dataset in refusals:
+        raise RefusedError(refusals[job.dataset])
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Scorer:
     process: int
     """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
     socket: socket.socket
-    sent: deque[tuple[int, str]] = field(default_factory=deque)
+    queue: deque[tuple[int, str]] = field(default_factory=deque)
     """The responses that were sent and have no reply yet, in order: number within the group, and the secret with which the reply
     must begin. Each response has a new secret, so anything that a response writes cannot pass for the reply to the next one."""
     since: float = 0.0
-    """Time (monotonic) from which the scorer could score the first response in `sent`."""
+    """Time (monotonic) from which the scorer could score the first response in `queue`."""
     is_slow: bool = False
     num_groups: int = 0
     """Groups scored so far."""
@@ -104,25 +104,25 @@ class Scorer:
     @property
     def number(self) -> int | None:
         """Number within the group of the response that is being scored; None if the scorer is idle."""
-        return self.sent[0][0] if self.sent else None
+        return self.queue[0][0] if self.queue else None
 
     def is_alive(self) -> bool:
-        ended = select.poll()
-        ended.register(self.process, select.POLLIN)
-        return not ended.poll(0)
+        poll = select.poll()
+        poll.register(self.process, select.POLLIN)
+        return not poll.poll(0)
 
-    def send(self, waiting: deque[int], job: ScoringJob, *, most: int) -> None:
+    def send(self, numbers: deque[int], job: ScoringJob, *, limit: int) -> None:
         """Send an idle scorer the first waiting response, and as many further responses as fit, so that the two processes need
         not wake each other for every response."""
-        data, digits = b"", secrets.token_hex(most * SECRET_DIGITS // 2)  # one call, because each is a system call
-        while waiting and len(self.sent) < most:
-            number, secret = waiting[0], digits[len(self.sent) * SECRET_DIGITS :][:SECRET_DIGITS]
+        data, digits = b"", secrets.token_hex(limit * SECRET_DIGITS // 2)  # one call, because each is a system call
+        while numbers and len(self.queue) < limit:
+            number, secret = numbers[0], digits[len(self.queue) * SECRET_DIGITS :][:SECRET_DIGITS]
             response = (job.dataset, job.ground_truth, job.token_ids[number], job.texts[number], job.queries[number])
             payload = pickle.dumps((secret, response))
             if data and len(data) + len(payload) > AHEAD_BYTES:
                 break
             data += struct.pack("!Q", len(payload)) + payload
-            self.sent.append((waiting.popleft(), secret))
+            self.queue.append((numbers.popleft(), secret))
         self.since, self.is_slow = time.monotonic(), False
         self.socket.sendall(data)
 
@@ -137,16 +137,16 @@ class Scorer:
             raise OSError("no reply, or too much of one")
 
     def _take(self, reply: bytes) -> tuple[int, Scored]:
-        if not self.sent:
+        if not self.queue:
             raise ValueError("nothing was asked")
-        number, secret = self.sent[0]
-        said, _, result = reply.partition(b" ")
-        if said != secret.encode():
+        number, secret = self.queue[0]
+        echo, _, content = reply.partition(b" ")
+        if echo != secret.encode():
             raise ValueError("not the reply to what was asked")
-        scored = _checked(json.loads(result))
-        self.sent.popleft()
+        result = _checked(json.loads(content))
+        self.queue.popleft()
         self.since = time.monotonic()
-        return number, scored
+        return number, result
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -175,20 +175,20 @@ def _checked(reply: Any) -> Scored:
 class ForkServer:
     """The parent's handle on the process that forks scorers. It starts at once; the first `fork` waits until it is ready."""
 
-    def __init__(self, start: ForkServerStart, refused: dict[str, str]) -> None:
+    def __init__(self, start: ForkServerStart, refusals: dict[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
-        self._refused = refused
+        self._refused = refusals
         """Verifiers that cannot be loaded, with the reasons. This fork server adds the verifiers that it cannot load."""
         self._problem = ""
         """Why no process could be started."""
         try:
-            self._socket, theirs = socket.socketpair()
+            self._socket, peer = socket.socketpair()
             self._connection = Connection(os.dup(self._socket.fileno()))
-            with theirs:
+            with peer:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _FORK_SERVER, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
+                    [sys.executable, "-P", "-c", _FORK_SERVER, str(peer.fileno())],
+                    pass_fds=[peer.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,  # some libraries print on import
                     env=_environment(),
@@ -232,12 +232,12 @@ class ForkServer:
             return
         if self._problem:
             raise UnavailableError(f"a verifier process could not be started: {self._problem}")
-        refused = self._answer()
-        if not isinstance(refused, dict):
-            raise UnavailableError(f"a verifier process could not be started: {refused}")
-        for dataset, reason in refused.items():
+        refusals = self._answer()
+        if not isinstance(refusals, dict):
+            raise UnavailableError(f"a verifier process could not be started: {refusals}")
+        for dataset, reason in refusals.items():
             logger.warning("rows of %r are not scored, because their verifier cannot be loaded: %s", dataset, reason)
-        self._refused |= refused
+        self._refused |= refusals
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
         self._is_ready = True
 

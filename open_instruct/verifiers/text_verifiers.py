@@ -32,9 +32,9 @@ class FlanVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted = _words_of(label)
+        target = _words_of(label)
         answer = (answer_part(prediction, query) or "").rpartition(FLAN_MARK)[2]
-        return VerificationResult(float(normalize_answer(answer) == wanted), answer=answer)
+        return VerificationResult(float(normalize_answer(answer) == target), answer=answer)
 
 
 class StringF1Verifier(VerifierFunction):
@@ -47,7 +47,7 @@ class StringF1Verifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         answer = behind_thoughts(prediction, query)
-        return VerificationResult(max(f1(answer, wanted) for wanted in _texts(label)))
+        return VerificationResult(max(f1(answer, target) for target in _texts(label)))
 
 
 class PuzzleVerifier(VerifierFunction):
@@ -72,14 +72,14 @@ class ReSearchVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        wanted = {words for words in map(normalize_answer, _texts_in_json(label)) if words}
-        if not wanted:
+        targets = {words for words in map(normalize_answer, _texts_in_json(label)) if words}
+        if not targets:
             raise ValueError(f"a re_search ground truth must hold a word or a number, got {label!r:.80}")
         text = answer_part(prediction, query)
         answer = first_finished(text or "")
         if answer is None:
             return VerificationResult(0.0, reasoning=why_no_answer(text, f"{FINISH}…{END_FINISH}"), answer="")
-        return VerificationResult(float(normalize_answer(answer) in wanted), answer=answer)
+        return VerificationResult(float(normalize_answer(answer) in targets), answer=answer)
 
     def answers_in(self, label: object) -> list[str]:
         return _texts_in_json(label)
@@ -103,7 +103,7 @@ class ReSearchF1Verifier(VerifierFunction):
         answer = last_finished(text or "")
         if not answer:
             return VerificationResult(0.0, reasoning=why_no_answer(text, f"{FINISH}…{END_FINISH}"), answer="")
-        return VerificationResult(max(f1(answer, wanted) for wanted in labels) or ALMOST, answer=answer)
+        return VerificationResult(max(f1(answer, target) for target in labels) or ALMOST, answer=answer)
 
     def answers_in(self, label: object) -> list[str]:
         return _texts_in_json(label)
@@ -163,9 +163,9 @@ def judged_part(text: str, prompt: str | None = None) -> str | None:
 
 def first_finished(text: str) -> str | None:
     """Content of the first complete `<finish>…</finish>`, in any case of letters; None if there is none."""
-    opened = re.search(FINISH, text, re.IGNORECASE)
-    closed = re.compile(END_FINISH, re.IGNORECASE).search(text, opened.end()) if opened else None
-    return text[opened.end() : closed.start()].strip() if opened and closed else None
+    opening = re.search(FINISH, text, re.IGNORECASE)
+    closing = re.compile(END_FINISH, re.IGNORECASE).search(text, opening.end()) if opening else None
+    return text[opening.end() : closing.start()].strip() if opening and closing else None
 
 
 def last_finished(text: str) -> str | None:
@@ -175,14 +175,14 @@ def last_finished(text: str) -> str | None:
     return text[start + len(FINISH) : text.index(END_FINISH, start)].strip() if start >= 0 else None
 
 
-def f1(answer: str, wanted: str) -> float:
+def f1(answer: str, target: str) -> float:
     """Harmonic mean of the shares of common words, in [0, 1], as in SQuAD (arXiv:1606.05250, section 6.1).
 
     Example: without articles, `the red fox` has two words and `a fox` has one, and they have one in common: 2/3.
     """
-    words, wanted_words = normalize_answer(answer).split(), normalize_answer(wanted).split()
-    num_common = (Counter(words) & Counter(wanted_words)).total()
-    return 2 * num_common / (len(words) + len(wanted_words)) if num_common else 0.0
+    words, target_words = normalize_answer(answer).split(), normalize_answer(target).split()
+    num_common = (Counter(words) & Counter(target_words)).total()
+    return 2 * num_common / (len(words) + len(target_words)) if num_common else 0.0
 
 
 def _words_of(label: object) -> str:

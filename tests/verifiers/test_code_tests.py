@@ -57,9 +57,9 @@ def test_a_program_is_not_told_what_is_expected() -> None:
 
 
 def test_a_well_known_name_is_the_module_of_that_name() -> None:
-    given = names_given("assert math.isclose(f(2), isclose)", ["f", "g", "math", "isclose"], "import operator as math")
-    assert given.own == {"math": math, "isclose": math.isclose}
-    assert given.of_program == {"f", "g"}
+    names = names_given("assert math.isclose(f(2), isclose)", ["f", "g", "math", "isclose"], "import operator as math")
+    assert names.values == {"math": math, "isclose": math.isclose}
+    assert names.exports == {"f", "g"}
 
 
 @pytest.mark.parametrize(

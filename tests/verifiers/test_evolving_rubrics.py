@@ -35,10 +35,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
 
 
 def rubrics_of(
-    server: JudgeServer, max_active: int = 5, kept_in: Path | None = None, **options: Any
+    server: JudgeServer, max_active: int = 5, directory: Path | None = None, **options: Any
 ) -> EvolvingRubrics:
     given: dict[str, Any] = {"llm_judge_model": "a-judge", "llm_judge_timeout": 5, "llm_judge_api_base": server.url}
-    return EvolvingRubrics(VerifierConfig(**given | options), max_active, kept_in)
+    return EvolvingRubrics(VerifierConfig(**given | options), max_active, directory)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_resumed_run_has_what_was_found(rubrics: EvolvingRubrics, server: Judg
 
 
 def test_what_was_compared_is_kept(server: JudgeServer, tmp_path: Path) -> None:
-    rubrics = rubrics_of(server, kept_in=tmp_path / "kept")
+    rubrics = rubrics_of(server, directory=tmp_path / "kept")
     learn(rubrics, step=7)
     (line,) = (tmp_path / "kept" / "evolving_rubrics_step_000007.jsonl").read_text().splitlines()
     record = json.loads(line)
@@ -179,7 +179,7 @@ def test_what_was_compared_is_kept(server: JudgeServer, tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_written_ends_nothing(server: JudgeServer, tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
-    rubrics = rubrics_of(server, kept_in=tmp_path / "kept")
+    rubrics = rubrics_of(server, directory=tmp_path / "kept")
     learn(rubrics)
     assert len(found_in(rubrics.label(LABEL))) == 3
     rubrics.close()

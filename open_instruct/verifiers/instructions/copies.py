@@ -8,9 +8,9 @@ from open_instruct.verifiers.instructions.parts import parts_between
 SEPARATOR = "******"
 
 
-def same(one: str, other: str) -> bool:
+def same(response: str, prompt: str) -> bool:
     """Whether two texts are equal, apart from case and surrounding space."""
-    return one.strip().lower() == other.strip().lower()
+    return response.strip().lower() == prompt.strip().lower()
 
 
 def _copy(response: str, prompt_to_repeat: str) -> bool:
@@ -18,8 +18,8 @@ def _copy(response: str, prompt_to_repeat: str) -> bool:
 
 
 def _copies(response: str, prompt_to_repeat: str, N: int) -> bool:
-    found = response.split(SEPARATOR)
-    return len(found) == N and all(same(one, prompt_to_repeat) for one in found)
+    copies = response.split(SEPARATOR)
+    return len(copies) == N and all(same(copy, prompt_to_repeat) for copy in copies)
 
 
 def _repeat_prompt(response: str, prompt_to_repeat: str) -> bool:
@@ -32,16 +32,17 @@ def _span(response: str, prompt_to_repeat: str, n_start: int, n_end: int) -> boo
 
 
 def _two_responses(response: str) -> bool:
-    found = parts_between(response, SEPARATOR)
-    return found is not None and len(found) == 2 and found[0].strip() != found[1].strip()
+    answers = parts_between(response, SEPARATOR)
+    return answers is not None and len(answers) == 2 and answers[0].strip() != answers[1].strip()
 
 
 def _repeat_phrase(response: str, phrase: str, small_n: int) -> bool:
     """The phrase occurs `small_n` times, each time with one of its inner words replaced."""
-    wanted = phrase.split()
-    found = [one.split() for one in _phrases_from(response, wanted[0], wanted[-1])]
-    return len(found) == small_n and all(
-        len(one) == len(wanted) and sum(a != b for a, b in zip(one, wanted, strict=True)) == 1 for one in found
+    target = phrase.split()
+    phrases = [candidate.split() for candidate in _phrases_from(response, target[0], target[-1])]
+    return len(phrases) == small_n and all(
+        len(candidate) == len(target) and sum(a != b for a, b in zip(candidate, target, strict=True)) == 1
+        for candidate in phrases
     )
 
 

@@ -58,12 +58,12 @@ def _title(response: str) -> bool:
 
 def _hyphens(response: str) -> bool:
     """A hyphen, and no space, joins each sentence to the next. Hyphens within sentences are allowed."""
-    joined, num_hyphens = re.subn(r"(?<=[.!?])-(?=\S)", " ", response.strip())
-    return len(sentences(joined)) == num_hyphens + 1 and not re.search(r"[.!?]\s+-|[.!?]-\s", response)
+    text, num_hyphens = re.subn(r"(?<=[.!?])-(?=\S)", " ", response.strip())
+    return len(sentences(text)) == num_hyphens + 1 and not re.search(r"[.!?]\s+-|[.!?]-\s", response)
 
 
 def _square_brackets(response: str) -> bool:
-    return all(one.startswith("[") and one.endswith("]") for one in response.split())
+    return all(token.startswith("[") and token.endswith("]") for token in response.split())
 
 
 def _bigrams(response: str) -> bool:

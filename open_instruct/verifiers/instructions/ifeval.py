@@ -43,22 +43,22 @@ def read_constraints(label: object) -> list[Constraint]:
     Raises:
         ValueError: the label has another form, an id is unknown, or its arguments do not fit.
     """
-    read = single_mapping(label)
-    if "func_name" in read:
+    mapping = single_mapping(label)
+    if "func_name" in mapping:
         raise ValueError("this is a label of ifeval_old: give --remap_verifier ifeval=ifeval_old")
-    ids, arguments = read.get("instruction_id"), read.get("kwargs")
+    ids, arguments = mapping.get("instruction_id"), mapping.get("kwargs")
     if not isinstance(ids, list) or not isinstance(arguments, list) or len(ids) != len(arguments):
         raise ValueError(f"instruction_id and kwargs must be lists of one length, got {label!r:.80}")
-    return [_read_constraint(one, given) for one, given in zip(ids, arguments, strict=True)]
+    return [_read_constraint(name, kwargs) for name, kwargs in zip(ids, arguments, strict=True)]
 
 
-def _read_constraint(name: object, given: object) -> Constraint:
+def _read_constraint(name: object, kwargs: object) -> Constraint:
     if not isinstance(name, str) or name not in INSTRUCTIONS:
         raise ValueError(f"no instruction is called {name!r}")
-    if not isinstance(given, Mapping | None):
-        raise ValueError(f"{name}: its kwargs must be a mapping, got {given!r:.60}")
+    if not isinstance(kwargs, Mapping | None):
+        raise ValueError(f"{name}: its kwargs must be a mapping, got {kwargs!r:.60}")
     try:
-        return Constraint(name, INSTRUCTIONS[name].read(given or {}))
+        return Constraint(name, INSTRUCTIONS[name].read(kwargs or {}))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
@@ -69,14 +69,14 @@ def single_mapping(label: object) -> dict[str, Any]:
     Raises:
         ValueError: the label has another form.
     """
-    read = label
+    value = label
     for _ in range(5):  # such as a list of one text that holds a list of one mapping
-        if isinstance(read, dict):
-            return read
-        if isinstance(read, str):
-            read = _parsed(read)
-        elif isinstance(read, list) and len(read) == 1:
-            read = read[0]
+        if isinstance(value, dict):
+            return value
+        if isinstance(value, str):
+            value = _parsed(value)
+        elif isinstance(value, list) and len(value) == 1:
+            value = value[0]
         else:
             break
     raise ValueError(f"the ground truth must be a mapping, or a list of one, got {label!r:.80}")
@@ -105,9 +105,9 @@ class IFEvalVerifier(VerifierFunction):
         answer = behind_thoughts(prediction.replace("<|assistant|>", ""), query)
         if not constraints or not answer:
             return VerificationResult(0.0)
-        broken = [one.id for one in constraints if not one.is_followed(answer)]
-        share = (len(constraints) - len(broken)) / len(constraints)
-        return VerificationResult(share, reasoning=f"not followed: {', '.join(broken)}" if broken else None)
+        violations = [constraint.id for constraint in constraints if not constraint.is_followed(answer)]
+        share = (len(constraints) - len(violations)) / len(constraints)
+        return VerificationResult(share, reasoning=f"not followed: {', '.join(violations)}" if violations else None)
 
     def prepare(self, dataset: str) -> None:
         languages.load_profiles()

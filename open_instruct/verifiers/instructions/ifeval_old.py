@@ -34,11 +34,11 @@ def quantifier(value: object) -> str:
     return str(value)
 
 
-def _near(number: int, quantifier: str, wanted: int, tolerance: int) -> bool:
+def _near(number: int, quantifier: str, target: int, tolerance: int) -> bool:
     """Whether a number is as wanted. The quantifier `around` allows the tolerance in either direction."""
-    least = {AT_LEAST: wanted, AROUND: wanted - tolerance}.get(quantifier, 0)
-    most = {AT_MOST: wanted, AROUND: wanted + tolerance}.get(quantifier, number)
-    return least <= number <= most
+    low = {AT_LEAST: target, AROUND: target - tolerance}.get(quantifier, 0)
+    high = {AT_MOST: target, AROUND: target + tolerance}.get(quantifier, number)
+    return low <= number <= high
 
 
 def _tenth(number: int) -> int:
@@ -63,13 +63,13 @@ def _keyword_frequency(response: str, word: str, N: int) -> bool:
 
 def _paragraph_count(response: str, N: int) -> bool:
     """Paragraphs are the parts between dividers `* * *`; none may be blank."""
-    found = response.split("* * *")
-    return len(found) == N and all(one.strip() for one in found)
+    paragraphs = response.split("* * *")
+    return len(paragraphs) == N and all(paragraph.strip() for paragraph in paragraphs)
 
 
 def _paragraphs(response: str, N: int, first_word: str, i: int) -> bool:
-    found = response.split("\n\n")
-    return len(found) == N >= i and found[i - 1].strip().startswith(first_word)
+    paragraphs = response.split("\n\n")
+    return len(paragraphs) == N >= i and paragraphs[i - 1].strip().startswith(first_word)
 
 
 def _postscript(response: str, postscript_marker: str) -> bool:
@@ -84,21 +84,21 @@ def _bullets(response: str, N: int) -> bool:
 
 def _sections(response: str, N: int, section_splitter: str) -> bool:
     """Text before the first splitter counts as a section, as in open-instruct."""
-    found = response.split(section_splitter)
-    return len(found) - (found[0] == "") == N
+    sections = response.split(section_splitter)
+    return len(sections) - (sections[0] == "") == N
 
 
 def _two_responses(response: str) -> bool:
-    found = response.split("******")
-    return len(found) == 2 and found[0].strip() != found[1].strip()
+    answers = response.split("******")
+    return len(answers) == 2 and answers[0].strip() != answers[1].strip()
 
 
 def _keywords(response: str, keyword_list: list[str]) -> bool:
-    return all(one.lower() in response.lower() for one in keyword_list)
+    return all(keyword.lower() in response.lower() for keyword in keyword_list)
 
 
 def _forbidden_words(response: str, forbidden_words: list[str]) -> bool:
-    return not any(one.lower() in response.lower() for one in forbidden_words)
+    return not any(keyword.lower() in response.lower() for keyword in forbidden_words)
 
 
 FUNCTIONS: dict[str, Instruction] = {
@@ -149,13 +149,13 @@ def read_function(label: object) -> tuple[Instruction, dict[str, Any]]:
     Raises:
         ValueError: the label has another form, the name is unknown, or the arguments do not fit.
     """
-    given: Mapping[str, object] = single_mapping(label)
-    name = given.get("func_name")
+    mapping: Mapping[str, object] = single_mapping(label)
+    name = mapping.get("func_name")
     if not isinstance(name, str) or name not in FUNCTIONS:
         raise ValueError(f"func_name must name one of open-instruct's 25 functions, got {name!r:.60}")
-    rest = {key: value for key, value in given.items() if key != "func_name"}
+    kwargs = {key: value for key, value in mapping.items() if key != "func_name"}
     try:
-        return FUNCTIONS[name], FUNCTIONS[name].read(rest)
+        return FUNCTIONS[name], FUNCTIONS[name].read(kwargs)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 

@@ -26,19 +26,19 @@ class Instruction:
     readers: Mapping[str, Reader]
     """A reader for each argument, by name. All arguments are needed; an argument that is None counts as absent."""
 
-    def read(self, given: Mapping[str, object]) -> dict[str, Any]:
+    def read(self, kwargs: Mapping[str, object]) -> dict[str, Any]:
         """The checked arguments of a label.
 
         Raises:
             ValueError: an argument is missing, unknown, or not of its kind.
         """
-        given = {name: value for name, value in given.items() if value is not None}
-        if missing := sorted(set(self.readers) - set(given)):
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        if missing := sorted(set(self.readers) - set(kwargs)):
             raise ValueError(f"it needs {', '.join(missing)}")
-        if unknown := sorted(set(given) - set(self.readers)):
+        if unknown := sorted(set(kwargs) - set(self.readers)):
             raise ValueError(f"it has no argument {', '.join(map(str, unknown))}")
         arguments = {}
-        for name, value in given.items():
+        for name, value in kwargs.items():
             try:
                 arguments[name] = self.readers[name](value)
             except ValueError as error:
@@ -75,7 +75,7 @@ def words(value: object) -> list[str]:
     """A list of texts."""
     if not isinstance(value, list) or not value:
         raise ValueError("a list of texts")
-    return [text(one) for one in value]
+    return [text(item) for item in value]
 
 
 def count(value: object) -> int:
@@ -101,9 +101,9 @@ def relation(value: object) -> str:
 
 def letter(value: object) -> str:
     """One character."""
-    if len(one := word(value)) != 1:
+    if len(char := word(value)) != 1:
         raise ValueError("one letter")
-    return one
+    return char
 
 
 def language(value: object) -> str:

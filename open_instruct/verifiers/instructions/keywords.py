@@ -41,12 +41,12 @@ def _frequency(response: str, keyword: str, frequency: int, relation: str) -> bo
 
 def _different_numbers(response: str, keyword: str, frequency: int, relation: str) -> bool:
     """The prompt says "should appear 3 times" for either relation, so exactly 3 is always right, and 0 never is."""
-    found = occurrences(response, keyword)
-    return found == frequency or (found > 0 and compare(found, relation, frequency))
+    number = occurrences(response, keyword)
+    return number == frequency or (number > 0 and compare(number, relation, frequency))
 
 
 def _forbidden(response: str, forbidden_words: list[str]) -> bool:
-    return not any(has_word(response, forbidden) for forbidden in forbidden_words)
+    return not any(has_word(response, keyword) for keyword in forbidden_words)
 
 
 def _increment(response: str, keyword1: str, keyword2: str) -> bool:
@@ -69,23 +69,23 @@ def _no_adjacent_consecutive(response: str) -> bool:
 
 
 def _palindrome(response: str) -> bool:
-    found = map(bare, response.split())
-    return any(len(one) >= SHORTEST_PALINDROME and one.isalnum() and one == one[::-1] for one in found)
+    tokens = map(bare, response.split())
+    return any(len(token) >= SHORTEST_PALINDROME and token.isalnum() and token == token[::-1] for token in tokens)
 
 
 def _specific_position(response: str, keyword: str, n: int, m: int) -> bool:
     """The keyword is word `m` of sentence `n`, counted from 1, where marks may count as words or not."""
-    found = sentences(response)
-    if len(found) < n:
+    parts = sentences(response)
+    if len(parts) < n:
         return False
-    readings = (words_of(found[n - 1]), words_and_marks(found[n - 1]))
+    readings = (words_of(parts[n - 1]), words_and_marks(parts[n - 1]))
     return any(len(reading) >= m and reading[m - 1] == keyword for reading in readings)
 
 
 def _start_end(response: str) -> bool:
     """The same word begins and ends the response, with nothing after it."""
-    found = words_of(response)
-    return len(found) > 1 and found[0].lower() == found[-1].lower() and response.rstrip().endswith(found[-1])
+    tokens = words_of(response)
+    return len(tokens) > 1 and tokens[0].lower() == tokens[-1].lower() and response.rstrip().endswith(tokens[-1])
 
 
 def _lowercase_counting(response: str, N: int) -> bool:

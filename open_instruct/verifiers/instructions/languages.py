@@ -27,10 +27,10 @@ def candidates(text: str) -> list[str]:
     A text in capital letters is converted to small letters first, because langdetect ignores words in capitals.
     """
     try:
-        found = detect_langs((text.lower() if text.isupper() else text)[:MOST_CHARACTERS])
+        guesses = detect_langs((text.lower() if text.isupper() else text)[:MOST_CHARACTERS])
     except LangDetectException:
         return []
-    return [one.lang for one in found]
+    return [guess.lang for guess in guesses]
 
 
 def is_in(response: str, language: str) -> bool:
@@ -39,7 +39,7 @@ def is_in(response: str, language: str) -> bool:
 
 
 def _may_be_english(response: str) -> bool:
-    letters = [one for one in response if one.isalpha()]
+    letters = [char for char in response if char.isalpha()]
     return all(map(str.isascii, letters)) if len(letters) < SURE_LETTERS else "en" in candidates(response)
 
 

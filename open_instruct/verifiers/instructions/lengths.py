@@ -31,50 +31,50 @@ def _number_words(response: str, num_words: int, relation: str) -> bool:
 
 def _number_paragraphs(response: str, num_paragraphs: int = 2) -> bool:
     """Paragraphs are the parts between dividers `***`."""
-    found = parts_between(response, "***")
-    return found is not None and len(found) == num_paragraphs
+    paragraphs = parts_between(response, "***")
+    return paragraphs is not None and len(paragraphs) == num_paragraphs
 
 
 def _two_paragraphs(response: str) -> bool:
     """Paragraphs are the parts between blank lines."""
-    found = parts_between(response, "\n\n")
-    return found is not None and len(found) == 2
+    paragraphs = parts_between(response, "\n\n")
+    return paragraphs is not None and len(paragraphs) == 2
 
 
 def _nth_paragraph_first_word(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """As in IFEval, blank paragraphs do not count, but the nth must not be blank."""
-    found = response.split("\n\n")
-    if sum(bool(paragraph.strip()) for paragraph in found) != num_paragraphs or nth_paragraph > num_paragraphs:
+    paragraphs = response.split("\n\n")
+    if sum(bool(paragraph.strip()) for paragraph in paragraphs) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
-    opening = found[nth_paragraph - 1].split(None, 1)[:1]
-    return bool(opening) and re.split(r"[.,?!'\"]", opening[0].lstrip("'").lstrip('"'))[0].lower() == first_word.lower()
+    start = paragraphs[nth_paragraph - 1].split(None, 1)[:1]
+    return bool(start) and re.split(r"[.,?!'\"]", start[0].lstrip("'").lstrip('"'))[0].lower() == first_word.lower()
 
 
 def _composition(response: str, n_sent: int, n_words: int) -> bool:
     """Three paragraphs of `n_sent` sentences of `n_words` words, where marks may count as words or not."""
-    found = parts_between(response, "* * *") or []
-    of_paragraphs = [sentences(paragraph) for paragraph in found]
-    return len(of_paragraphs) == 3 and all(
-        len(of_paragraph) == n_sent
-        and all(n_words in (len(words_of(one)), len(words_and_marks(one))) for one in of_paragraph)
-        for of_paragraph in of_paragraphs
+    paragraphs = parts_between(response, "* * *") or []
+    parts = [sentences(paragraph) for paragraph in paragraphs]
+    return len(parts) == 3 and all(
+        len(part) == n_sent
+        and all(n_words in (len(words_of(sentence)), len(words_and_marks(sentence))) for sentence in part)
+        for part in parts
     )
 
 
 def _first_word_of_sentences(response: str, first_word: str) -> bool:
-    return all(bare(one.split()[0]) == bare(first_word) for one in sentences(response))
+    return all(bare(sentence.split()[0]) == bare(first_word) for sentence in sentences(response))
 
 
 def _last_word_of_sentences(response: str, last_word: str) -> bool:
-    return all(bare(one.split()[-1]) == bare(last_word) for one in sentences(response))
+    return all(bare(sentence.split()[-1]) == bare(last_word) for sentence in sentences(response))
 
 
 def _first_word(response: str, first_word: str) -> bool:
-    return [bare(one) for one in response.split(None, 1)[:1]] == [bare(first_word)]
+    return [bare(token) for token in response.split(None, 1)[:1]] == [bare(first_word)]
 
 
 def _last_word(response: str, last_word: str) -> bool:
-    return [bare(one) for one in response.rsplit(None, 1)[-1:]] == [bare(last_word)]
+    return [bare(token) for token in response.rsplit(None, 1)[-1:]] == [bare(last_word)]
 
 
 INSTRUCTIONS: dict[str, Instruction] = {

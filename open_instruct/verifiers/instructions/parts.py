@@ -38,36 +38,36 @@ def words_and_marks(text: str) -> list[str]:
 
 def bare(word: str) -> str:
     """The word in small letters, without marks around it."""
-    found = _BARE.search(word)
-    return found[0].lower() if found else ""
+    match = _BARE.search(word)
+    return match[0].lower() if match else ""
 
 
 def sentences(text: str) -> list[str]:
     """The sentences of a text, with single spaces between words."""
-    found: list[str] = []
+    parts: list[str] = []
     current: list[str] = []
     tokens = _FULL_WIDTH_END.sub(r"\1 ", text).split()
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=False):
+    for token, successor in zip(tokens, [*tokens[1:], ""], strict=False):
         current.append(token)
-        if _is_end(token, following, is_first=len(current) == 1):
-            found.append(" ".join(current))
+        if _is_end(token, successor, is_first=len(current) == 1):
+            parts.append(" ".join(current))
             current = []
-    return [*found, " ".join(current)] if current else found
+    return [*parts, " ".join(current)] if current else parts
 
 
-def _is_end(token: str, following: str, *, is_first: bool) -> bool:
+def _is_end(token: str, successor: str, *, is_first: bool) -> bool:
     core = token.rstrip(_CLOSING)
     if not core.endswith(_ENDS):
         return False
     stem = core.rstrip(".…").lstrip(_CLOSING + "([{“‘«<").lower()
-    if not core.endswith((".", "…")) or not following:
+    if not core.endswith((".", "…")) or not successor:
         return True
     if is_first and stem.isdecimal():
         return False
     is_initial = len(stem) == 1 and stem.isalpha() and stem != "i" and core[-2].isupper()
     if stem in _TITLES or is_initial:
         return False
-    goes_on = following.lstrip(_CLOSING + "([{“‘«<")[:1].islower()
+    goes_on = successor.lstrip(_CLOSING + "([{“‘«<")[:1].islower()
     is_open = stem in _ABBREVIATIONS or core.endswith(("..", "…"))
     return not (is_open and goes_on)
 
@@ -78,9 +78,9 @@ def parts_between(text: str, divider: str) -> list[str] | None:
     A blank part at the beginning or end is left out. None if there is a blank part between others.
     """
     pattern = {"***": _DIVIDER, "* * *": _SPACED_DIVIDER}.get(divider)
-    found = pattern.split(text) if pattern else text.split(divider)
-    if len(found) > 1 and not found[0].strip():
-        del found[0]
-    if found and not found[-1].strip():
-        del found[-1]
-    return found if all(part.strip() for part in found) else None
+    parts = pattern.split(text) if pattern else text.split(divider)
+    if len(parts) > 1 and not parts[0].strip():
+        del parts[0]
+    if parts and not parts[-1].strip():
+        del parts[-1]
+    return parts if all(part.strip() for part in parts) else None
