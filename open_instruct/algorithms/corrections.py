@@ -63,11 +63,11 @@ def compute_rho_correction(
     sequences = _rows(position_ids) if options.as_in_open_instruct else number_sequences(position_ids)
     rho = _rho(log_rho, mask, sequences, options)
     too_low, too_high = _masked(rho, log_rho.clamp(-MAX_LOG_RHO, MAX_LOG_RHO), mask, sequences, options, advantages)
-    clamped = rho.clamp(options.clamp_lower, options.clamp_upper or math.inf)
-    weights = torch.where(mask & ~too_low & ~too_high, clamped, 0)
+    clamped_rho = rho.clamp(options.clamp_lower, options.clamp_upper or math.inf)
+    weights = torch.where(mask & ~too_low & ~too_high, clamped_rho, 0)
     per_token = {
         "val/rho_weight": weights,
-        "val/rho_clipfrac": clamped != rho,
+        "val/rho_clipfrac": clamped_rho != rho,
         "val/rho_drop_frac": too_low | too_high,
         "val/rho_drop_low_frac": too_low,
         "val/rho_drop_high_frac": too_high,

@@ -58,12 +58,12 @@ def distillation_of_tokens(
 ) -> "tuple[torch.Tensor, torch.Tensor]":
     """The result of a registered distillation loss. Raises `ValueError` unless it is a loss and a KL for each token."""
     result = entry.value(inputs, options)
-    of_loss = f"the distillation loss {entry.name!r}"
+    subject = f"the distillation loss {entry.name!r}"
     if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(f"{of_loss} must give a pair: the loss and the KL of each token")
+        raise ValueError(f"{subject} must give a pair: the loss and the KL of each token")
     loss, kl = result
-    check_shape(loss, inputs, of_loss)
-    check_shape(kl, inputs, f"{of_loss}: the KL")
+    check_shape(loss, inputs, subject)
+    check_shape(kl, inputs, f"{subject}: the KL")
     return loss, kl
 
 
@@ -83,16 +83,16 @@ def reverse_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torc
     """
     import torch
 
-    present = inputs.mask[..., None] & inputs.teacher_top_logprobs.isfinite()
-    new_top = torch.where(present, inputs.new_top_logprobs, 0)
-    difference = _difference(new_top, torch.where(present, inputs.teacher_top_logprobs, 0))
-    of_top = torch.where(present, new_top.detach().exp() * difference, 0)
+    is_present = inputs.mask[..., None] & inputs.teacher_top_logprobs.isfinite()
+    new_top = torch.where(is_present, inputs.new_top_logprobs, 0)
+    difference = _difference(new_top, torch.where(is_present, inputs.teacher_top_logprobs, 0))
+    top_kl = torch.where(is_present, new_top.detach().exp() * difference, 0)
     is_tail = inputs.mask & ~inputs.is_in_top
-    new = torch.where(is_tail, inputs.new_logprobs, 0)
+    new_tail = torch.where(is_tail, inputs.new_logprobs, 0)
     weights = torch.where(is_tail, inputs.tail_weights, 0)
-    of_tail = weights * _difference(new, torch.where(is_tail, inputs.teacher_logprobs, 0))
-    kl = of_top.sum(-1) + of_tail
-    surrogate = (of_top * new_top).sum(-1) + of_tail * new
+    tail_kl = weights * _difference(new_tail, torch.where(is_tail, inputs.teacher_logprobs, 0))
+    kl = top_kl.sum(-1) + tail_kl
+    surrogate = (top_kl * new_top).sum(-1) + tail_kl * new_tail
     return kl + surrogate - surrogate.detach(), kl
 
 
@@ -102,13 +102,13 @@ def forward_kl(inputs: TeacherInputs, options: Any) -> "tuple[torch.Tensor, torc
     tokens that the teacher might give. Tokens outside the K are not in the sum, so the estimate is biased if K is small."""
     import torch
 
-    present = inputs.mask[..., None] & inputs.teacher_top_logprobs.isfinite()
-    teacher_top = torch.where(present, inputs.teacher_top_logprobs, 0)
-    new_top = torch.where(present, inputs.new_top_logprobs, 0)
-    kl = torch.where(present, teacher_top.exp() * (teacher_top - new_top), 0).sum(-1)
+    is_present = inputs.mask[..., None] & inputs.teacher_top_logprobs.isfinite()
+    teacher_top = torch.where(is_present, inputs.teacher_top_logprobs, 0)
+    new_top = torch.where(is_present, inputs.new_top_logprobs, 0)
+    kl = torch.where(is_present, teacher_top.exp() * (teacher_top - new_top), 0).sum(-1)
     return kl, kl.detach()
 
 
-def _difference(new: "torch.Tensor", teacher: "torch.Tensor") -> "torch.Tensor":
+def _difference(logprobs: "torch.Tensor", teacher_logprobs: "torch.Tensor") -> "torch.Tensor":
     """log p - log q without a gradient, clamped to ±`MAX_LOG_RATIO`."""
-    return (new - teacher).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (logprobs - teacher_logprobs).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -24,14 +24,14 @@ def finish_logprob_difference(parts: Sequence[Mapping[str, Any]]) -> dict[str, f
     `debug/vllm_local_reverse_kl` is the mean of `log vllm - log local`. The engine sampled the tokens, so this mean is an
     unbiased estimate of KL(vllm ‖ local) without a further weight; it may fall a little below 0.
     """
-    merged = merge_logprob_differences(parts)
-    count = max(merged["count"], 1.0)
-    mean = merged["sum"] / count
+    sums = merge_logprob_differences(parts)
+    count = max(sums["count"], 1.0)
+    mean = sums["sum"] / count
     return {
         "debug/vllm_vs_local_logprob_diff_mean": mean,
-        "debug/vllm_vs_local_logprob_diff_max": merged["max"],
-        "debug/vllm_vs_local_logprob_diff_std": math.sqrt(max(merged["sum_of_squares"] / count - mean**2, 0.0)),
-        "debug/vllm_local_reverse_kl": merged["signed_sum"] / count,
+        "debug/vllm_vs_local_logprob_diff_max": sums["max"],
+        "debug/vllm_vs_local_logprob_diff_std": math.sqrt(max(sums["sum_of_squares"] / count - mean**2, 0.0)),
+        "debug/vllm_local_reverse_kl": sums["signed_sum"] / count,
     }
 
 

@@ -33,8 +33,8 @@ class RewardShaping:
 
     def highest(self, reward: float) -> float:
         """The highest reward that a response can get if a right answer is worth `reward`."""
-        by_score = reward if self.counts_score else 0.0
-        return by_score + (max(self.form_reward, 0.0) if self._rewards_form else 0.0)
+        base = reward if self.counts_score else 0.0
+        return base + (max(self.form_reward, 0.0) if self._rewards_form else 0.0)
 
     def apply(
         self,

@@ -22,14 +22,14 @@ def problem_with_loss(entry: Entry[Loss], options: Any, *, has_reference: bool) 
     """What is wrong with a policy loss; "" if nothing is."""
     new_logprobs = _logprobs(0)
 
-    def tried() -> None:
+    def trial() -> None:
         loss, metrics = losses_of_tokens(entry, _loss_inputs(new_logprobs, has_reference), options)
         _check_numbers(loss, new_logprobs, f"the loss {entry.name!r}")
         for name, values in metrics.items():
             if not values.isfinite().all():
                 raise ValueError(f"the metric {name!r} of the loss {entry.name!r} is not finite")
 
-    return _problem(tried, entry.value)
+    return _problem(trial, entry.value)
 
 
 def problem_with_distillation_loss(entry: Entry[DistillationLoss], options: Any) -> str:
@@ -48,11 +48,11 @@ def problem_with_distillation_loss(entry: Entry[DistillationLoss], options: Any)
         mask=_mask(),
     )
 
-    def tried() -> None:
+    def trial() -> None:
         loss, _ = distillation_of_tokens(entry, inputs, options)
         _check_numbers(loss, new_logprobs, f"the distillation loss {entry.name!r}")
 
-    return _problem(tried, entry.value)
+    return _problem(trial, entry.value)
 
 
 def problem_with_advantage(entry: Entry[Advantage], options: Any, *, group_size: int, equal_rewards: bool) -> str:
@@ -60,16 +60,16 @@ def problem_with_advantage(entry: Entry[Advantage], options: Any, *, group_size:
     different = np.arange(group_size, dtype=np.float64)
 
     @np.errstate(all="ignore")  # values that are not finite are reported once
-    def tried() -> None:
+    def trial() -> None:
         for rewards_G in [different, np.ones(group_size)] if equal_rewards else [different]:
             group_advantages(rewards_G, entry.name, options, lengths_G=different + 1)
 
-    return _problem(tried, entry.value)
+    return _problem(trial, entry.value)
 
 
-def _problem(tried: Callable[[], None], function: Callable[..., Any]) -> str:
+def _problem(trial: Callable[[], None], function: Callable[..., Any]) -> str:
     try:
-        tried()
+        trial()
     except Exception as error:  # whatever a user's function raises
         file = function.__code__.co_filename if hasattr(function, "__code__") else None
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
@@ -80,15 +80,15 @@ def _problem(tried: Callable[[], None], function: Callable[..., Any]) -> str:
     return ""
 
 
-def _check_numbers(loss: "torch.Tensor", new_logprobs: "torch.Tensor", what: str) -> None:
+def _check_numbers(loss: "torch.Tensor", new_logprobs: "torch.Tensor", subject: str) -> None:
     """Raises `ValueError` unless loss and gradient are finite, and there is a gradient."""
     if not loss.isfinite().all():
-        raise ValueError(f"{what} is not finite")
+        raise ValueError(f"{subject} is not finite")
     if not loss.requires_grad:
-        raise ValueError(f"{what} has no gradient. Compute it from inputs.new_logprobs, without detach or no_grad")
+        raise ValueError(f"{subject} has no gradient. Compute it from inputs.new_logprobs, without detach or no_grad")
     loss.sum().backward()
     if new_logprobs.grad is None or not new_logprobs.grad.isfinite().all():
-        raise ValueError(f"the gradient of {what} is not finite")
+        raise ValueError(f"the gradient of {subject} is not finite")
 
 
 def _loss_inputs(new_logprobs: "torch.Tensor", has_reference: bool) -> LossInputs:

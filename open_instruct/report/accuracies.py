@@ -42,8 +42,8 @@ class Accuracies:
         whole = _measure(metrics, ACCURACY_KEY, EVAL_REWARD_KEY)
         names = dict.fromkeys(match[1] for name in metrics if (match := _OF_SET.fullmatch(name)))
         measures = {name: _measure(metrics, f"eval/{name}/pass_at_1", f"eval/{name}/scores") for name in names}
-        of_sets = {name: measure for name, measure in measures.items() if measure is not None}
-        return None if whole is None and not of_sets else cls(whole, of_sets)
+        sets = {name: measure for name, measure in measures.items() if measure is not None}
+        return None if whole is None and not sets else cls(whole, sets)
 
     @property
     def by_name(self) -> dict[str, Measure]:

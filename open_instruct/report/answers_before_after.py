@@ -69,9 +69,9 @@ def _shown(answers: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         yield f"    step {step:>{width}}  reward {answer['scores']:<4g} {_beginning(answer['response'], LONGEST_ANSWER)}"
 
 
-def _beginning(text: str, longest: int) -> str:
+def _beginning(text: str, limit: int) -> str:
     line = _line(text)
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def _end(prompt: str) -> str:

@@ -109,21 +109,21 @@ def run_monitor(
     if monitor is None:
         return
     try:
-        told = monitor(dict(trainer), dict(rollouter))
+        result = monitor(dict(trainer), dict(rollouter))
     except Exception as error:  # a monitor must never stop the run that it watches
         component_logger.error("the monitor %s failed: %r", getattr(monitor, "__name__", monitor), error)
         return
-    values = told if isinstance(told, dict) else {} if told is None else {"": told}
+    values = result if isinstance(result, dict) else {} if result is None else {"": result}
     for name, value in values.items():
         component_logger.info("Custom metric: %s", f"{name}={_short(value)}" if name else _short(value))
 
 
 def check_alerts(alerts: Sequence[str], row: Mapping[str, Any]) -> dict[str, str]:
     """The metrics of a row that are above their limit (`metric=limit`), each with its alert's text."""
-    raised = {}
+    messages = {}
     for alert in alerts:
         name, _, limit = alert.partition("=")
         value = row.get(name)
         if isinstance(value, int | float) and value > float(limit):
-            raised[name] = f"{name} is {_short(value)}, above {limit}"
-    return raised
+            messages[name] = f"{name} is {_short(value)}, above {limit}"
+    return messages

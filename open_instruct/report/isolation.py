@@ -10,8 +10,8 @@ logger = logging.getLogger(__name__)
 class Isolation(contextlib.AbstractContextManager[None]):
     """Swallows errors in its block, and logs a warning for the first error. For code that watches a run and must not stop it."""
 
-    def __init__(self, what: str):
-        self.what = what
+    def __init__(self, subject: str):
+        self.subject = subject
         self.failed = False
 
     def __exit__(
@@ -21,5 +21,5 @@ class Isolation(contextlib.AbstractContextManager[None]):
             return False
         if not self.failed:
             self.failed = True
-            logger.warning("%s failed; the run goes on without it: %s: %s", self.what, type(error).__name__, error)
+            logger.warning("%s failed; the run goes on without it: %s: %s", self.subject, type(error).__name__, error)
         return True

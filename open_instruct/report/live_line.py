@@ -58,21 +58,21 @@ class Progress:
     """The highest reward that a response can have; None: there is none, or it differs between rows."""
 
     def __str__(self) -> str:
-        highest = "" if self.highest_reward is None else f" of {self.highest_reward:g}"
+        maximum = "" if self.highest_reward is None else f" of {self.highest_reward:g}"
         error = "" if self.standard_error is None else f" ± {self.standard_error:.3f}"
-        evaluated = f"  eval {_in_words(self.accuracies)}" if self.accuracies else ""
+        evaluation = f"  eval {_in_words(self.accuracies)}" if self.accuracies else ""
         return (
-            f"reward {self.reward:.3f}{error}{highest}  {self.tokens_per_second:,.0f} tok/s  "
-            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{evaluated}"
+            f"reward {self.reward:.3f}{error}{maximum}  {self.tokens_per_second:,.0f} tok/s  "
+            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{evaluation}"
         )
 
 
 def _in_words(accuracies: Sequence[Accuracy]) -> str:
     """`plus 40%, minus 12% (step 20), hard 3% (step 10)`: the step stands behind the last accuracy of the step."""
-    by_step = itertools.groupby(
+    groups = itertools.groupby(
         sorted(accuracies, key=lambda accuracy: -accuracy.step), key=lambda accuracy: accuracy.step
     )
-    parts = ((step, ", ".join(f"{accuracy.name} {accuracy}".lstrip() for accuracy in some)) for step, some in by_step)
+    parts = ((step, ", ".join(f"{accuracy.name} {accuracy}".lstrip() for accuracy in group)) for step, group in groups)
     return ", ".join(f"{shares} (step {step})" for step, shares in parts)
 
 
@@ -143,8 +143,8 @@ class ProgressLine:
 
     def _seconds_left(self, step: int) -> float:
         """Estimated from the mean time per step since the line was started."""
-        done = step - self._first_step
-        return (self._total - step) * (time.monotonic() - self._start) / done if done > 0 else math.nan
+        num_steps = step - self._first_step
+        return (self._total - step) * (time.monotonic() - self._start) / num_steps if num_steps > 0 else math.nan
 
     def _print(self, text: str, *, at_once: bool) -> None:
         now = time.monotonic()

@@ -465,8 +465,8 @@ ABSENT = {
 def find(key: str) -> Metric | None:
     """The metric that a key of a row is; an exact name before one with `<…>`."""
     key = key.removeprefix("all_groups/") if key not in ALL_GROUPS else key
-    known = [metric for metrics in SECTIONS.values() for metric in metrics if metric.matches(key)]
-    return min(known, key=lambda metric: "<" in metric.name, default=None)
+    matches = [metric for metrics in SECTIONS.values() for metric in metrics if metric.matches(key)]
+    return min(matches, key=lambda metric: "<" in metric.name, default=None)
 
 
 def alerts_are_on_metrics(args: GRPOConfig) -> list[str]:

@@ -67,22 +67,22 @@ class MetricsWriter:
         If the process is killed in this call, the row is as it was before, or has all of the metrics. A reader may see a torn
         line behind the row, for a moment.
         """
-        begins, line = self._last_line()
+        offset, line = self._last_line()
         row = _parse_row(line)
         if row is None or row[STEP_KEY] != step:
             self.write(step, metrics)
             return
-        added = self._json_values(step, metrics)
-        longer = _line_of({key: value for key, value in row.items() if key not in added} | added, len(line))
-        same = next((at for at, (old, new) in enumerate(zip(line, longer, strict=False)) if old != new), len(line))
+        values = self._json_values(step, metrics)
+        update = _line_of({key: value for key, value in row.items() if key not in values} | values, len(line))
+        start = next((at for at, (old, new) in enumerate(zip(line, update, strict=False)) if old != new), len(line))
         with open(self.path, "r+b", buffering=0) as file:
             # First what is behind the old end, because the old row is whole until the few bytes before its end change.
             try:
-                _write_at(file, begins + len(line), longer[len(line) :])
-                _write_at(file, begins + same, longer[same : len(line)])
+                _write_at(file, offset + len(line), update[len(line) :])
+                _write_at(file, offset + start, update[start : len(line)])
             except OSError:
-                _write_at(file, begins + same, line[same:])
-                os.ftruncate(file.fileno(), begins + len(line))
+                _write_at(file, offset + start, line[start:])
+                os.ftruncate(file.fileno(), offset + len(line))
                 raise
 
     def last_row(self) -> dict[str, Any] | None:

@@ -63,10 +63,10 @@ def plot_reward_curve(metrics_path: str | Path, png_path: str | Path) -> Path | 
     with Isolation("the reward curve"):
         rows = list(read_metrics(metrics_path))
         rewards, accuracies = _series(rows, REWARD_KEY), _accuracies(rows)
-        of_evaluations = [] if accuracies else _series(rows, EVAL_REWARD_KEY)
-        if rewards or accuracies or of_evaluations:
+        evaluations = [] if accuracies else _series(rows, EVAL_REWARD_KEY)
+        if rewards or accuracies or evaluations:
             errors = dict(_series(rows, ERROR_KEY))
-            _draw_curves(rewards, errors, accuracies, _earlier_cycles(rows), Path(png_path), of_evaluations)
+            _draw_curves(rewards, errors, accuracies, _earlier_cycles(rows), Path(png_path), evaluations)
             return Path(png_path)
     return None
 
@@ -98,14 +98,14 @@ def _draw_curves(
     accuracies: dict[str, list[tuple[int, float]]],
     earlier_cycles: dict[int, list[tuple[int, float]]],
     path: Path,
-    of_evaluations: list[tuple[int, float]],
+    evaluations: list[tuple[int, float]],
 ) -> None:
     with picture(path) as (figure, axes):
         axes.set_xlabel("training step")
         if rewards:
             _draw_rewards(axes, rewards, errors)
-        if of_evaluations:
-            axes.plot(*zip(*of_evaluations, strict=True), color="#ea580c", marker="o", label="eval reward")
+        if evaluations:
+            axes.plot(*zip(*evaluations, strict=True), color="#ea580c", marker="o", label="eval reward")
             axes.autoscale(axis="y")
         if accuracies:
             beside = axes.twinx() if rewards else axes
@@ -185,8 +185,8 @@ def _draw_line(
 
 
 def _label_axes(axes: "matplotlib.axes.Axes", budgets: Sequence[int]) -> None:
-    every = -(-len(budgets) // MOST_TICKS)
-    ticks = [(cycle, budget) for cycle, budget in enumerate(budgets, start=1) if (cycle - 1) % every == 0]
+    stride = -(-len(budgets) // MOST_TICKS)
+    ticks = [(cycle, budget) for cycle, budget in enumerate(budgets, start=1) if (cycle - 1) % stride == 0]
     axes.set_xticks([budget for _, budget in ticks], [f"cycle {cycle}\n{budget:,}" for cycle, budget in ticks])
     axes.set_xlabel("tokens that may have been spent")
     axes.set_ylabel("accuracy")

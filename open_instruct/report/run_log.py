@@ -204,10 +204,10 @@ class RunLog:
     ) -> dict[str, dict[str, str]]:
         """Log the metrics that are above their limits. Returns an entry for the row with its earlier alerts and these, if a
         metric is above its limit."""
-        raised = component_log.check_alerts(self._args.alerts, metrics)
-        for alert in raised.values():
+        alerts = component_log.check_alerts(self._args.alerts, metrics)
+        for alert in alerts.values():
             logger.warning("alert at step %d: %s", training_step, alert)
-        return {ALERTS: {**(earlier or {}), **raised}} if raised else {}
+        return {ALERTS: {**(earlier or {}), **alerts}} if alerts else {}
 
     def _remember(self, accuracies: Accuracies, training_step: int) -> None:
         """From now on the live line shows these accuracies."""

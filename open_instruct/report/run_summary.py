@@ -79,8 +79,8 @@ def read_summary(path: str | Path) -> RunSummary:
     """The summary of a training run that `write_summary` wrote."""
     values: dict[str, Any] = json.loads(Path(path).read_text())
     values["prompts"] = PromptCounts(**values["prompts"])
-    of_sets = values.get("eval_sets", {})  # summaries of earlier versions have none
-    values["eval_sets"] = {name: SetAccuracy(**accuracies) for name, accuracies in of_sets.items()}
+    entries = values.get("eval_sets", {})  # summaries of earlier versions have none
+    values["eval_sets"] = {name: SetAccuracy(**accuracies) for name, accuracies in entries.items()}
     return RunSummary(**values)
 
 
@@ -106,7 +106,7 @@ def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     prompts = summary.prompts
     before, after = summary.eval_accuracy_before, summary.eval_accuracy_after
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(prompts.dropped.items()) if count)
-    dropped = f"{sum(prompts.dropped.values()):,}" + (f"  ({reasons})" if reasons else "")
+    drops = f"{sum(prompts.dropped.values()):,}" + (f"  ({reasons})" if reasons else "")
     return [
         *(_reward_rows(summary) if before is after is None else []),
         ("eval accuracy before", _format_share(before)),
@@ -117,7 +117,7 @@ def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("tokens/s", f"{summary.tokens_per_second:,.0f}"),
         ("prompts issued", f"{prompts.issued:,}"),
         ("prompts consumed", f"{prompts.consumed:,}"),
-        ("prompts dropped", dropped),
+        ("prompts dropped", drops),
         ("prompts reissued", f"{prompts.reissued:,}"),
         ("checkpoint", summary.checkpoint or "none"),
         ("plot", summary.plot or "none"),
@@ -131,12 +131,12 @@ def _reward_rows(summary: RunSummary) -> list[tuple[str, str]]:
     return [(name, f"{reward:.3f}") for name, reward in rewards.items() if reward is not None]
 
 
-def _change(of_set: SetAccuracy) -> str:
+def _change(accuracy: SetAccuracy) -> str:
     """`12.0% → 40.0%  (+28.0 points)`; where only reward functions score, `reward 0.120 → 0.400`."""
-    before, after = of_set.before, of_set.after
-    if before is None and after is None and of_set.reward_after is not None:
-        first = "not measured" if of_set.reward_before is None else f"{of_set.reward_before:.3f}"
-        return f"reward {first} → {of_set.reward_after:.3f}"
+    before, after = accuracy.before, accuracy.after
+    if before is None and after is None and accuracy.reward_after is not None:
+        start = "not measured" if accuracy.reward_before is None else f"{accuracy.reward_before:.3f}"
+        return f"reward {start} → {accuracy.reward_after:.3f}"
     return f"{_format_share(before)} → {_format_share(after)}{_gain(before, after)}"
 
 

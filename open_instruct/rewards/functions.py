@@ -91,8 +91,8 @@ def load(target: str) -> RewardFunction:
     function = getattr(module, name, None)
     if not callable(function):
         names = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-        what = "is no function" if hasattr(module, name) else f"there is no {name} in {where}"
-        raise RewardFunctionError(f"{target}: {what}. Its functions are: {', '.join(names) or 'none'}")
+        problem = "is no function" if hasattr(module, name) else f"there is no {name} in {where}"
+        raise RewardFunctionError(f"{target}: {problem}. Its functions are: {', '.join(names) or 'none'}")
     if inspect.isclass(function):
         raise RewardFunctionError(f"{target}: it is a class. Give a function; verifiers belong to --verifier_modules")
     return function
@@ -111,21 +111,21 @@ def describe(function: RewardFunction, target: str) -> Description:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise RewardFunctionError(f"{target}: its parameters are not known ({error})") from error
-    by_place = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
-    if by_place:
+    positionals = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
+    if positionals:
         raise RewardFunctionError(
-            f"{target}: the parameter {by_place[0]!r} has no name. Take it by name, without the /"
+            f"{target}: the parameter {positionals[0]!r} has no name. Take it by name, without the /"
         )
-    named = [
+    keywords = [
         parameter
         for parameter in parameters
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
-    needed = tuple(
-        parameter.name for parameter in named if parameter.default is parameter.empty and parameter.name not in GIVEN
+    columns = tuple(
+        parameter.name for parameter in keywords if parameter.default is parameter.empty and parameter.name not in GIVEN
     )
     call = function if inspect.isroutine(function) else type(function).__call__
-    return Description(needed, inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call))
+    return Description(columns, inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call))
 
 
 def arguments_of(
@@ -140,7 +140,7 @@ def arguments_of(
     is_conversation = not isinstance(call.prompt, str)
     completions = [[{"role": "assistant", "content": text}] if is_conversation else text for text in call.texts]
     columns = {name: _copies(value, num_responses) for name, value in call.columns.items() if name != PROMPT}
-    given = {
+    context = {
         "prompts": _copies(call.prompt, num_responses),
         "completions": completions,
         "completion_ids": [list(ids) for ids in call.completion_ids],
@@ -148,12 +148,12 @@ def arguments_of(
         "log_extra": log_extra,
         "log_metric": log_metric,
     }
-    arguments = columns | given
+    arguments = columns | context
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
-    needed = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_POSITIONAL}
-    return {name: value for name, value in arguments.items() if name in needed}
+    names = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_POSITIONAL}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def _copies(value: Any, number: int) -> list[Any]:
@@ -161,15 +161,15 @@ def _copies(value: Any, number: int) -> list[Any]:
     return [deepcopy(value) if isinstance(value, list | dict) else value for _ in range(number)]
 
 
-def numbers_of(returned: Any, num_responses: int) -> list[float | None]:
+def numbers_of(result: Any, num_responses: int) -> list[float | None]:
     """What a function has returned, as numbers. Numbers of numpy and torch are numbers too, one to a response.
 
     Raises:
         ValueError: it is no list of that many numbers; the message says what to return.
     """
-    if isinstance(returned, str | bytes | Mapping | Set) or not hasattr(returned, "__iter__"):
-        raise ValueError(f"it returned {returned!r:.80}, not a list. Return one number for each of the completions")
-    values = list(returned)
+    if isinstance(result, str | bytes | Mapping | Set) or not hasattr(result, "__iter__"):
+        raise ValueError(f"it returned {result!r:.80}, not a list. Return one number for each of the completions")
+    values = list(result)
     if len(values) != num_responses:
         raise ValueError(
             f"it returned {len(values)} rewards for {num_responses} completions. Return one for each, in order"

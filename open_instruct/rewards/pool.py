@@ -363,15 +363,15 @@ class _Process:
         try:
             while True:
                 answer = await self._receive()
-                waiting = self._waiting.get(answer.get("number", -1))
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
+                future = self._waiting.get(answer.get("number", -1))
+                if future is not None and not future.done():
+                    future.set_result(answer)
         except (EOFError, OSError, ValueError, TypeError, RecursionError) as error:
             self._has_ended = True
             self._kill_group()
             self._fail_all(error)
 
     def _fail_all(self, error: Exception) -> None:
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(error)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)

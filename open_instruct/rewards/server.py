@@ -102,22 +102,22 @@ def _go_to_jail(target: str, *, cpu_s: int) -> None:
 def _answer(function: RewardFunction, message: dict[str, Any]) -> dict[str, Any]:
     """The answer to a call: the rewards and what the function has logged, or why there are none."""
     call = RewardCall(**message["call"])
-    logged = _Logged(len(call.texts))
+    log = _Logged(len(call.texts))
     began = time.perf_counter()
     try:
-        returned = function(**arguments_of(function, call, log_extra=logged.extra, log_metric=logged.metric))
-        rewards = numbers_of(returned, len(call.texts))
+        result = function(**arguments_of(function, call, log_extra=log.extra, log_metric=log.metric))
+        rewards = numbers_of(result, len(call.texts))
     except Exception as error:  # a user's function may raise anything, and only this group is not scored then
         return {"number": message["number"], "error": in_words(error)}
-    return {"number": message["number"], "rewards": rewards, "seconds": time.perf_counter() - began, **logged.as_json()}
+    return {"number": message["number"], "rewards": rewards, "seconds": time.perf_counter() - began, **log.as_json()}
 
 
 async def _answer_async(function: RewardFunction, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     call = RewardCall(**message["call"])
-    logged = _Logged(len(call.texts))
+    log = _Logged(len(call.texts))
     began, limit = time.perf_counter(), asyncio.timeout(timeout_s)
     try:
-        arguments = arguments_of(function, call, log_extra=logged.extra, log_metric=logged.metric)
+        arguments = arguments_of(function, call, log_extra=log.extra, log_metric=log.metric)
         async with limit:
             rewards = numbers_of(await function(**arguments), len(call.texts))
     except (Exception, asyncio.CancelledError) as error:  # as above
@@ -125,7 +125,7 @@ async def _answer_async(function: RewardFunction, message: dict[str, Any], timeo
             raise
         is_late = isinstance(error, TimeoutError) and limit.expired()
         return {"number": message["number"], "error": "timeout" if is_late else in_words(error)}
-    return {"number": message["number"], "rewards": rewards, "seconds": time.perf_counter() - began, **logged.as_json()}
+    return {"number": message["number"], "rewards": rewards, "seconds": time.perf_counter() - began, **log.as_json()}
 
 
 def _is_ending() -> bool:

@@ -75,10 +75,10 @@ def sync_files_of_rank(directory: Path, rank: int) -> dict[str, int]:
 
     Every learner does this on its own node, because the driver's machine cannot write out the caches of another machine.
     """
-    own = {name: num_bytes for name, num_bytes in files_in(directory).items() if _rank_of_writer(name) == rank}
-    sync_to_disk(directory / name for name in own)
-    sync_to_disk({(directory / name).parent for name in own})
-    return own
+    sizes = {name: num_bytes for name, num_bytes in files_in(directory).items() if _rank_of_writer(name) == rank}
+    sync_to_disk(directory / name for name in sizes)
+    sync_to_disk({(directory / name).parent for name in sizes})
+    return sizes
 
 
 def _rank_of_writer(name: str) -> int | None:
@@ -91,12 +91,12 @@ def _rank_of_writer(name: str) -> int | None:
 
 def files_in(directory: Path) -> dict[str, int]:
     """Sizes in bytes of all files under a directory, by path within it. Other processes may be writing there."""
-    found = {}
+    sizes = {}
     for path in sorted(directory.rglob("*")):
         with suppress(FileNotFoundError):  # renamed in between
             if path.is_file():
-                found[str(path.relative_to(directory))] = path.stat().st_size
-    return found
+                sizes[str(path.relative_to(directory))] = path.stat().st_size
+    return sizes
 
 
 @contextmanager
@@ -108,8 +108,8 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
     """
     beside, aside = directory.with_name(f".{directory.name}.partial"), _aside(directory)
     put_back(directory)
-    for left_by_a_kill in (beside, aside):
-        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    for path in (beside, aside):
+        shutil.rmtree(path, ignore_errors=True)  # left by a kill
     try:
         beside.mkdir(parents=True)
         yield beside
@@ -120,8 +120,8 @@ def atomic_directory(directory: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)  # on a full disk it would take space that other files need
         raise
     sync_to_disk([directory.parent])
-    for old in (beside, aside):
-        shutil.rmtree(old, ignore_errors=True)
+    for path in (beside, aside):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def put_back(directory: Path) -> None:
@@ -148,12 +148,12 @@ def _take_name(directory: Path, beside: Path) -> None:
         beside.rename(directory)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(directory: Path, other: Path) -> bool:
     """Exchange the names of two directories at once. False if the C library, the kernel or the file system (NFS) cannot."""
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
-    return renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+    return renameat2(_AT_FDCWD, os.fsencode(directory), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ class CheckpointStore:
         """Training steps that have a checkpoint, in order. Some of the checkpoints may be torn."""
         for path in self._set_aside():
             put_back(path)
-        found = (_NAME.fullmatch(path.parent.name) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_NAME.fullmatch(path.parent.name) for path in self._directory.glob(f"{_PREFIX}*/{STATE_FILE}"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def path(self, training_step: int) -> Path:
         return self._directory / f"{_PREFIX}{training_step:06d}"
@@ -281,15 +281,15 @@ def _read_state(path: Path) -> dict[str, Any] | str:
         return f"its {STATE_FILE} cannot be read: {error}"
     if not isinstance(content, dict):
         return f"its {STATE_FILE} holds no state"
-    found = files_in(path)
-    expected = content.pop(_FILES, {name: max(num_bytes, 1) for name, num_bytes in found.items()})
-    if not isinstance(expected, dict):
+    sizes = files_in(path)
+    record = content.pop(_FILES, {name: max(num_bytes, 1) for name, num_bytes in sizes.items()})
+    if not isinstance(record, dict):
         return f"its {STATE_FILE} does not list its files"
-    if missing := sorted(name for name in expected if name not in found):
-        return f"{_first_of(missing)} missing"
-    if torn := sorted(name for name, num_bytes in expected.items() if found[name] != num_bytes):
-        name = torn[0]
-        return f"{name} has {found[name]} bytes instead of {expected[name]}"
+    if names := sorted(name for name in record if name not in sizes):
+        return f"{_first_of(names)} missing"
+    if names := sorted(name for name, num_bytes in record.items() if sizes[name] != num_bytes):
+        name = names[0]
+        return f"{name} has {sizes[name]} bytes instead of {record[name]}"
     return content
 
 
@@ -297,11 +297,11 @@ def _first_of(names: list[str]) -> str:
     return f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files are"
 
 
-def _wait_until_seen(directory: Path, written: Mapping[str, int]) -> None:
+def _wait_until_seen(directory: Path, sizes: Mapping[str, int]) -> None:
     deadline = time.monotonic() + SEEN_S
-    while unseen := sorted(written.items() - files_in(directory).items()):
+    while gaps := sorted(sizes.items() - files_in(directory).items()):
         if time.monotonic() > deadline:
-            names = [name for name, _ in unseen]
+            names = [name for name, _ in gaps]
             raise StorageNotShared(
                 f"{_first_of(names)} not in {directory} on the driver's node, though a learner has written there. Checkpoints "
                 f"need storage that all nodes share. Give such a directory with --output_dir or --checkpoint_state_dir."

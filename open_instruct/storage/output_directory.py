@@ -106,11 +106,11 @@ def names_a_full_disk(directory: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        free = shutil.disk_usage(directory).free if directory.exists() else NEEDED_BYTES
-        if is_of_storage(error) or free >= NEEDED_BYTES:
+        num_free = shutil.disk_usage(directory).free if directory.exists() else NEEDED_BYTES
+        if is_of_storage(error) or num_free >= NEEDED_BYTES:
             raise
         raise OSError(
-            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {free / 2**20:.0f} MiB are free", str(directory)
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {num_free / 2**20:.0f} MiB are free", str(directory)
         ) from error
 
 

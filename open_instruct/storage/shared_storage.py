@@ -44,7 +44,7 @@ def answer(path: str, node: str) -> bool:
 def judge(path: Path, answers: dict[str, bool]) -> None:
     """Raises a `StorageNotShared` that names the nodes that do not share the directory. `answers` are the results of `answer` by
     node."""
-    apart = [node for node, saw in answers.items() if not (saw and _is_seen(_answer_of(path, node)))]
+    apart = [node for node, result in answers.items() if not (result and _is_seen(_answer_of(path, node)))]
     if apart:
         raise StorageNotShared(
             f"{path.parent} on the driver's node is not the same directory as on {', '.join(apart)}, where learners write "

@@ -68,8 +68,10 @@ def missing() -> list[str]:
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a new jailed process, without keys, tokens and proxies; `extra` is added to it."""
-    kept = {name: value for name, value in os.environ.items() if name in HARMLESS_VARIABLES or name.startswith("LC_")}
-    return kept | dict(extra)
+    variables = {
+        name: value for name, value in os.environ.items() if name in HARMLESS_VARIABLES or name.startswith("LC_")
+    }
+    return variables | dict(extra)
 
 
 def python_files(modules: Iterable[str] = ()) -> tuple[str, ...]:
@@ -77,10 +79,10 @@ def python_files(modules: Iterable[str] = ()) -> tuple[str, ...]:
 
     From `sys.path` only directories of the installation are included, because another directory may be a user's home.
     """
-    installed = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith(("-packages", ".zip")))]
+    installation = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith(("-packages", ".zip")))]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/localtime"]
     harmless = ["/usr/share/zoneinfo", "/dev/null", "/dev/urandom"]
-    return (*installed, *system, *harmless, *filter(None, map(_top_of_module, modules)))
+    return (*installation, *system, *harmless, *filter(None, map(_top_of_module, modules)))
 
 
 def _top_of_module(name: str) -> str | None:
@@ -148,14 +150,14 @@ def restrict_files(jail: Jail) -> None:
     if version == 0:
         raise JailError("this kernel has no Landlock")
     _no_new_privileges()
-    handled = struct.pack(
+    rights = struct.pack(
         "QQQ",
         (1 << _FILE_RIGHTS.get(version, 16)) - 1,
         0b11 if version >= 4 else 0,  # binding and connecting TCP
         0b11 if version >= 6 else 0,  # abstract sockets, signals
     )
     size = 8 if version < 4 else 16 if version < 6 else 24  # older kernels know a shorter structure
-    ruleset = _call(_LANDLOCK_CREATE, handled, ctypes.c_size_t(size), 0)
+    ruleset = _call(_LANDLOCK_CREATE, rights, ctypes.c_size_t(size), 0)
     for path in jail.readable:
         _allow_reading(ruleset, path)
     _call(_LANDLOCK_RESTRICT, ruleset, 0)
@@ -326,8 +328,8 @@ def _body(name: str) -> list[bytes]:
         return [_argument(0), _line(_EQUAL, os.getpid(), 1, 0), refuse, allow]
     if name in ("clone3", "openat2"):  # libraries fall back on the older calls, whose arguments a filter can read
         return [_line(_RETURN, _ERROR | errno.ENOSYS)]
-    listed = {"ioctl": _HARMLESS_IOCTLS, "fcntl": _HARMLESS_FCNTLS, "prctl": _HARMLESS_PRCTLS}[name]
-    choices = [line for value in listed for line in (_line(_EQUAL, value, 0, 1), allow)]
+    values = {"ioctl": _HARMLESS_IOCTLS, "fcntl": _HARMLESS_FCNTLS, "prctl": _HARMLESS_PRCTLS}[name]
+    choices = [line for value in values for line in (_line(_EQUAL, value, 0, 1), allow)]
     return [_argument(0 if name == "prctl" else 1), *choices, refuse]
 
 

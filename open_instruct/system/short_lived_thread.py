@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 def run_in_short_lived_thread(call: Callable[[], T]) -> T:
     """Run `call` in a new thread, and return or raise what it returns or raises."""
-    done: Future[T] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            done.set_result(call())
+            future.set_result(call())
         except BaseException as error:
-            done.set_exception(error)
+            future.set_exception(error)
 
     thread = threading.Thread(target=run, name="short_lived", daemon=True)
     thread.start()
     try:
-        return done.result()
+        return future.result()
     finally:
         thread.join()

@@ -13,11 +13,11 @@ class Timer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, {}

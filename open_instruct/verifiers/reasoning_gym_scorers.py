@@ -211,20 +211,20 @@ The check gets the answer without the spaces around it. An empty answer is not c
 
 def _score_countdown(answer: str, entry: dict) -> float:
     """1 if the answer uses each of the row's numbers once and gives the target; 0.05 for other arithmetic, else 0.01."""
-    return _score_arithmetic(answer, entry, target=entry["metadata"]["target"], wrong=0.05)
+    return _score_arithmetic(answer, entry, target=entry["metadata"]["target"], wrong_score=0.05)
 
 
 def _score_puzzle24(answer: str, entry: dict) -> float:
     """1 if the answer uses each of the row's numbers once and its value is 24; else 0.01."""
-    return _score_arithmetic(answer, entry, target=24, wrong=0.01)
+    return _score_arithmetic(answer, entry, target=24, wrong_score=0.01)
 
 
-def _score_arithmetic(answer: str, entry: dict, *, target: int, wrong: float) -> float:
+def _score_arithmetic(answer: str, entry: dict, *, target: int, wrong_score: float) -> float:
     try:
         value, numbers = exact_value(answer)
     except ValueError:
         return 0.01
-    return 1.0 if value == target and sorted(numbers) == sorted(entry["metadata"]["numbers"]) else wrong
+    return 1.0 if value == target and sorted(numbers) == sorted(entry["metadata"]["numbers"]) else wrong_score
 
 
 def _score_halting(answer: str, entry: dict) -> float:

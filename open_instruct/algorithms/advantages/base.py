@@ -30,10 +30,12 @@ def group_advantages(
     """
     entry = ADVANTAGES[name]
     rewards_G = np.asarray(rewards_G, dtype=np.float64)
-    own = {}
+    arguments = {}
     if _asks_for_lengths(entry.value):
-        own["lengths_G"] = np.ones(len(rewards_G)) if lengths_G is None else np.asarray(lengths_G, dtype=np.float64)
-    advantages_G = np.asarray(entry.value(rewards_G, options or entry.options(), **own), dtype=np.float32)
+        arguments["lengths_G"] = (
+            np.ones(len(rewards_G)) if lengths_G is None else np.asarray(lengths_G, dtype=np.float64)
+        )
+    advantages_G = np.asarray(entry.value(rewards_G, options or entry.options(), **arguments), dtype=np.float32)
     if advantages_G.shape != rewards_G.shape or not np.isfinite(advantages_G).all():
         raise ValueError(
             f"the advantage {name!r} gave {advantages_G!r:.200} for the rewards {rewards_G!r:.200}; it must give one finite "

@@ -70,27 +70,27 @@ def losses_of_tokens(
         ValueError: the result is not one number for each token. Without this check torch would broadcast it silently.
     """
     result = entry.value(inputs, options)
-    of_loss = f"the loss {entry.name!r}"
+    subject = f"the loss {entry.name!r}"
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise ValueError(f"{of_loss} must give a pair: the loss of each token, and metrics by name, {{}} for none")
+        raise ValueError(f"{subject} must give a pair: the loss of each token, and metrics by name, {{}} for none")
     loss, metrics = result
-    check_shape(loss, inputs, of_loss)
+    check_shape(loss, inputs, subject)
     for name, values in metrics.items():
-        check_shape(values, inputs, f"{of_loss}: the metric {name!r}")
+        check_shape(values, inputs, f"{subject}: the metric {name!r}")
     return loss, metrics
 
 
-def check_shape(values: Any, inputs: Any, what: str) -> None:
+def check_shape(values: Any, inputs: Any, subject: str) -> None:
     """Raises `ValueError` unless `values` is a tensor with a number for each token. `inputs` have a `mask`, (B, T)."""
     import torch
 
     shape = tuple(inputs.mask.shape)
     if not isinstance(values, torch.Tensor):
         raise ValueError(
-            f"{what} must be a tensor with a number for each token, here {shape}, got {type(values).__name__}"
+            f"{subject} must be a tensor with a number for each token, here {shape}, got {type(values).__name__}"
         )
     if tuple(values.shape) != shape:
-        got = tuple(values.shape) if values.shape else "one number"
+        values_shape = tuple(values.shape) if values.shape else "one number"
         raise ValueError(
-            f"{what} must be a tensor with a number for each token, here {shape}, got {got}. Take no sum or mean"
+            f"{subject} must be a tensor with a number for each token, here {shape}, got {values_shape}. Take no sum or mean"
         )

@@ -52,10 +52,10 @@ def dr_grpo_loss(inputs: LossInputs, options: ClipOptions) -> "tuple[torch.Tenso
 def _clipped(
     inputs: LossInputs, lower: float, higher: float, dual: float | None
 ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
-    unclipped = -inputs.advantages * inputs.ratio
-    clipped = -inputs.advantages * inputs.ratio.clamp(1 - lower, 1 + higher)
-    loss = unclipped.maximum(clipped)
-    metrics = {"policy/clipfrac_avg": clipped > unclipped}
+    plain_loss = -inputs.advantages * inputs.ratio
+    clipped_loss = -inputs.advantages * inputs.ratio.clamp(1 - lower, 1 + higher)
+    loss = plain_loss.maximum(clipped_loss)
+    metrics = {"policy/clipfrac_avg": clipped_loss > plain_loss}
     if dual is not None:
         exceeds = (inputs.advantages < 0) & (inputs.ratio > dual)
         loss = loss.where(~exceeds, -inputs.advantages * dual)

@@ -27,8 +27,8 @@ def gmpo_loss(inputs: LossInputs, options: GmpoOptions) -> "tuple[torch.Tensor, 
     `policy/clipfrac_avg` is the share of tokens whose ratio is clipped.
     """
     log_ratio = inputs.log_ratio
-    at_most, at_least = log_ratio.clamp(max=options.gmpo_clip), log_ratio.clamp(min=-options.gmpo_clip)
-    clipped = at_most.where(inputs.advantages > 0, at_least)
-    log_s = inputs.sequence_mean(clipped.detach())
-    loss = -inputs.advantages * (log_s + clipped - clipped.detach()).exp()
-    return loss, {"policy/clipfrac_avg": clipped != log_ratio}
+    upper, lower = log_ratio.clamp(max=options.gmpo_clip), log_ratio.clamp(min=-options.gmpo_clip)
+    clipped_log_ratio = upper.where(inputs.advantages > 0, lower)
+    log_s = inputs.sequence_mean(clipped_log_ratio.detach())
+    loss = -inputs.advantages * (log_s + clipped_log_ratio - clipped_log_ratio.detach()).exp()
+    return loss, {"policy/clipfrac_avg": clipped_log_ratio != log_ratio}

@@ -30,6 +30,6 @@ def gspo_loss(inputs: LossInputs, options: GspoOptions) -> "tuple[torch.Tensor, 
     """
     log_s = inputs.sequence_mean(inputs.log_ratio.detach())
     ratio = (log_s + inputs.new_logprobs - inputs.new_logprobs.detach()).exp()
-    unclipped = -inputs.advantages * ratio
-    clipped = -inputs.advantages * ratio.clamp(1 - options.gspo_clip_lower, 1 + options.gspo_clip_higher)
-    return unclipped.maximum(clipped), {"policy/clipfrac_avg": clipped > unclipped}
+    plain_loss = -inputs.advantages * ratio
+    clipped_loss = -inputs.advantages * ratio.clamp(1 - options.gspo_clip_lower, 1 + options.gspo_clip_higher)
+    return plain_loss.maximum(clipped_loss), {"policy/clipfrac_avg": clipped_loss > plain_loss}
