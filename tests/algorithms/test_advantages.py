@@ -56,9 +56,9 @@ GROUPS = [[1.0, 0.0, 0.0, 0.0], [0.5, 0.25], [3.0], [0.0, 0.0, 0.0], [1.0, 1.0, 
 
 @pytest.mark.parametrize("rewards", GROUPS)
 def test_rloo_compares_with_the_others_alone(rewards: list[float]) -> None:
-    others = [[*rewards[:i], *rewards[i + 1 :]] for i in range(len(rewards))]
+    rests = [[*rewards[:i], *rewards[i + 1 :]] for i in range(len(rewards))]
     expected = [
-        reward - (sum(rest) / len(rest) if rest else reward) for reward, rest in zip(rewards, others, strict=True)
+        reward - (sum(rest) / len(rest) if rest else reward) for reward, rest in zip(rewards, rests, strict=True)
     ]
     np.testing.assert_allclose(group_advantages(np.array(rewards), "rloo"), expected, atol=1e-6)
 

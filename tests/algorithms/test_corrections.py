@@ -168,7 +168,7 @@ def test_far_log_probs_stay_finite() -> None:
 )
 def test_sequences_are_judged_apart_in_a_packed_row(options: RhoOptions) -> None:
     near, far = rho_of(0.9, 1.3, 1.0), rho_of(2.5, 2.0)
-    alone = [compute_rho_correction(**one, options=options) for one in (near, far)]
+    alone = [compute_rho_correction(**sequence, options=options) for sequence in (near, far)]
     assert alone[0][0].all()
     assert not alone[1][0].any()
     packed = {name: torch.cat([near[name], far[name]], dim=1) for name in near}
@@ -235,10 +235,10 @@ def as_samples(responses: Sequence[tuple[int, list[Token], float]]) -> tuple[lis
     for query_length, tokens, advantage in responses:
         ids = np.arange(next_id, next_id + query_length + len(tokens), dtype=np.int32)
         next_id += len(ids)
-        mask = np.array([one.is_trained for one in tokens])
-        logprobs = np.array([one.vllm for one in tokens], dtype=np.float32)
+        mask = np.array([token.is_trained for token in tokens])
+        logprobs = np.array([token.vllm for token in tokens], dtype=np.float32)
         samples.append(TrainingSample(ids[:query_length], ids[query_length:], mask, logprobs, advantage))
-        trained |= {int(i): one for i, one in zip(ids[query_length:], tokens, strict=True) if one.is_trained}
+        trained |= {int(i): token for i, token in zip(ids[query_length:], tokens, strict=True) if token.is_trained}
     return samples, trained
 
 
@@ -269,8 +269,8 @@ def test_decoupled_loss_and_gradient_are_those_of_each_response_by_itself(respon
     num_ids = sum(len(sample) for sample in samples) + 1
     old = torch.zeros(num_ids, dtype=torch.float64)
     new = torch.zeros(num_ids, dtype=torch.float64)
-    for i, one in trained.items():
-        new[i], old[i] = one.new, one.old
+    for i, token in trained.items():
+        new[i], old[i] = token.new, token.old
     by_hand, by_row = (new.clone().requires_grad_() for _ in range(2))
     expected_loss, expected_weights = decoupled_loss_by_hand(samples, trained, by_hand, options)
 
@@ -411,6 +411,6 @@ def test_off_policy_sequences_with_a_negative_advantage_are_masked() -> None:
             threshold,
         )
         expected = [mean <= threshold or tokens[0][2] >= 0 for mean, tokens in zip(means, sequences, strict=True)]
-        kept = [bool(one.all()) for one in keep[0].split([4, 7, 2])]
-        assert kept == expected
-        assert kept[1] == (threshold > means[1])
+        keeps = [bool(row.all()) for row in keep[0].split([4, 7, 2])]
+        assert keeps == expected
+        assert keeps[1] == (threshold > means[1])

@@ -20,8 +20,8 @@ def test_a_step_without_a_token_is_not_divided_by_0(denominator: str) -> None:
 
 
 def test_each_loss_has_the_denominator_that_it_is_meant_to_have() -> None:
-    meant = {name: make_args(loss_fn=name).denominator for name in LOSSES.names}
-    assert meant == {
+    denominators = {name: make_args(loss_fn=name).denominator for name in LOSSES.names}
+    assert denominators == {
         "dapo": "token",
         "cispo": "token",
         "dppo_tv": "token",

@@ -112,18 +112,18 @@ def test_a_teacher_equal_to_the_policy_teaches_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", DISTILLATION_LOSSES.names)
 def test_nonsense_outside_the_mask_and_tokens_that_were_not_named_do_not_matter(name: str) -> None:
     logits, teacher = distributions()
-    one = inputs_of(logits, teacher, 2, 0)
+    inputs = inputs_of(logits, teacher, 2, 0)
     nan, inf = torch.full((1, 1, 2), torch.nan, dtype=torch.float64), torch.full((1, 1, 1), -torch.inf)
     wide = TeacherInputs(  # two tokens: the second one masked; and a third entry in the place of K that is absent
-        new_top_logprobs=torch.cat([torch.cat([one.new_top_logprobs, nan], 1), nan.view(1, 2, 1)], 2),
-        teacher_top_logprobs=torch.cat([torch.cat([one.teacher_top_logprobs, nan], 1), inf.expand(1, 2, 1)], 2),
-        new_logprobs=torch.cat([one.new_logprobs, nan[..., 0]], 1),
-        teacher_logprobs=torch.cat([one.teacher_logprobs, nan[..., 0]], 1),
-        is_in_top=torch.cat([one.is_in_top, torch.zeros(1, 1, dtype=torch.bool)], 1),
-        tail_weights=torch.cat([one.tail_weights, nan[..., 0]], 1),
+        new_top_logprobs=torch.cat([torch.cat([inputs.new_top_logprobs, nan], 1), nan.view(1, 2, 1)], 2),
+        teacher_top_logprobs=torch.cat([torch.cat([inputs.teacher_top_logprobs, nan], 1), inf.expand(1, 2, 1)], 2),
+        new_logprobs=torch.cat([inputs.new_logprobs, nan[..., 0]], 1),
+        teacher_logprobs=torch.cat([inputs.teacher_logprobs, nan[..., 0]], 1),
+        is_in_top=torch.cat([inputs.is_in_top, torch.zeros(1, 1, dtype=torch.bool)], 1),
+        tail_weights=torch.cat([inputs.tail_weights, nan[..., 0]], 1),
         mask=torch.tensor([[True, False]]),
     )
-    loss, kl = DISTILLATION_LOSSES[name].value(one, NO_OPTIONS)
+    loss, kl = DISTILLATION_LOSSES[name].value(inputs, NO_OPTIONS)
     wide_loss, wide_kl = DISTILLATION_LOSSES[name].value(wide, NO_OPTIONS)
     assert (wide_loss[0, 0].item(), wide_kl[0, 0].item()) == (loss.item(), kl.item())
     assert (wide_loss[0, 1].item(), wide_kl[0, 1].item()) == (0, 0)

@@ -135,8 +135,8 @@ def test_a_weight_multiplies_both_parts_of_the_loss() -> None:
     new, old, ref, advantage = (torch.randn(1, 6) for _ in range(4))
     mask = torch.ones(1, 6, dtype=torch.bool)
 
-    def loss(which: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        return compute_grpo_loss(new, old, ref, advantage, which, **OPTIONS, loss_weights=weights, kl_weights=weights)[
+    def loss(tokens: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        return compute_grpo_loss(new, old, ref, advantage, tokens, **OPTIONS, loss_weights=weights, kl_weights=weights)[
             0
         ]
 

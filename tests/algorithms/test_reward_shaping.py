@@ -68,11 +68,11 @@ def test_the_highest_reward_is_that_of_the_best_response(counts_score: bool, for
 
 @pytest.mark.parametrize("options", [{"counts_score": False}, {"form": "needed"}])
 def test_what_the_environment_gave_counts_whatever_becomes_of_the_score(options: dict[str, Any]) -> None:
-    given, stopped = np.array([0.5, 0.25]), np.array([True, False])
+    environment, stopped = np.array([0.5, 0.25]), np.array([True, False])
     formless = np.zeros(2, bool)
     for non_stop_reward, expected in ((None, [0.5, 0.25]), (-1.0, [0.5, -1.0])):
         shaping = RewardShaping(**options, non_stop_reward=non_stop_reward)
-        rewards = shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, environment_G=given)
+        rewards = shaping.apply(np.full(2, 10.0), np.full(2, 5), stopped, formless, environment_G=environment)
         assert rewards.tolist() == expected
 
 

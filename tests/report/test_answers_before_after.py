@@ -7,9 +7,9 @@ from typing import Any
 from open_instruct.report.answers_before_after import LONGEST_ANSWER, LONGEST_PROMPT, answers_before_and_after
 
 
-def answer(place: str, response: str, scores: float | None, **others: Any) -> dict[str, Any]:
+def answer(place: str, response: str, scores: float | None, **columns: Any) -> dict[str, Any]:
     row = {"row": place, "prompt": "<user>1 + 1?", "response": response, "scores": scores, "ground_truth": "2"}
-    return row | others
+    return row | columns
 
 
 def write(directory: Path, step: int, *rows: dict[str, Any]) -> None:
@@ -60,11 +60,11 @@ def test_long_texts_keep_the_end_of_a_prompt_and_the_beginning_of_an_answer(tmp_
     row = answer("t line 3", "yes" + "!" * 300, 1.0, prompt="x" * 300 + " why?")
     for step in (0, 1):
         write(tmp_path, step, row)
-    shown = answers_before_and_after(tmp_path)
-    assert "x why?\n" in shown
-    assert "reward 1    yes!" in shown
-    assert len(shown.splitlines()[2]) == len("  t line 3, label 2: ") + LONGEST_PROMPT
-    assert len(shown.splitlines()[3]) == len("    step 0  reward 1    ") + LONGEST_ANSWER
+    text = answers_before_and_after(tmp_path)
+    assert "x why?\n" in text
+    assert "reward 1    yes!" in text
+    assert len(text.splitlines()[2]) == len("  t line 3, label 2: ") + LONGEST_PROMPT
+    assert len(text.splitlines()[3]) == len("    step 0  reward 1    ") + LONGEST_ANSWER
 
 
 def test_lines_that_are_not_whole_are_passed_over(tmp_path: Path) -> None:
@@ -81,6 +81,6 @@ def test_rows_and_files_that_are_no_answers_are_passed_over(tmp_path: Path) -> N
     with (tmp_path / "step_1000000.jsonl").open("a") as file:
         file.write("7\n[]\n" + json.dumps(answer("t line 3", "a\u2028\x1b[2J", 1.0), ensure_ascii=False) + "\n")
     (tmp_path / "step_1_copy.jsonl").write_text("{}")
-    shown = answers_before_and_after(tmp_path)
-    assert shown.startswith("held-out answers after step 999999 and after step 1000000:")
-    assert shown.endswith("step 1000000  reward 1    a \\x1b[2J")
+    text = answers_before_and_after(tmp_path)
+    assert text.startswith("held-out answers after step 999999 and after step 1000000:")
+    assert text.endswith("step 1000000  reward 1    a \\x1b[2J")

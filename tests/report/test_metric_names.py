@@ -44,7 +44,7 @@ def test_the_page_is_made_from_the_list() -> None:
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_each_metric_of_open_instruct_is_there_or_said_to_be_absent(name: str) -> None:
-    absent = {one for names in ABSENT for one in names.split(", ")}
+    absent = {key for names in ABSENT for key in names.split(", ")}
     assert (find(name) is not None) != (name in absent)
 
 

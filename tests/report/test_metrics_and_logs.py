@@ -88,24 +88,24 @@ def test_any_value_becomes_strict_json(value: Any) -> None:
 TORN_ROW = b'{"training_step": 1, "scores": 9}'
 
 
-@example(kept=1, written=1, torn=len(TORN_ROW))
-@given(kept=st.integers(0, 8), written=st.integers(0, 8), torn=st.integers(0, len(TORN_ROW)))
+@example(last_step=1, num_rows=1, torn=len(TORN_ROW))
+@given(last_step=st.integers(0, 8), num_rows=st.integers(0, 8), torn=st.integers(0, len(TORN_ROW)))
 def test_truncating_keeps_the_rows_of_the_checkpoint(
-    tmp_path_factory: pytest.TempPathFactory, kept: int, written: int, torn: int
+    tmp_path_factory: pytest.TempPathFactory, last_step: int, num_rows: int, torn: int
 ) -> None:
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     with MetricsWriter(path) as writer:
-        for step in range(1, written + 1):
+        for step in range(1, num_rows + 1):
             writer.write(step, {"scores": step / 10})
     with path.open("ab") as file:
         file.write(TORN_ROW[:torn])  # whole but for its line end, or torn
 
     with MetricsWriter(path) as writer:
-        cut = writer.truncate_after(kept)
-        writer.write(kept + 1, {"scores": 0.0})
+        cut = writer.truncate_after(last_step)
+        writer.write(last_step + 1, {"scores": 0.0})
     steps = [strict_json(line)["training_step"] for line in path.read_text().splitlines()]
-    assert steps == [*range(1, min(kept, written) + 1), kept + 1]
-    assert cut == max(0, written - kept) + bool(torn)
+    assert steps == [*range(1, min(last_step, num_rows) + 1), last_step + 1]
+    assert cut == max(0, num_rows - last_step) + bool(torn)
     assert [row["training_step"] for row in read_metrics(path)] == steps
 
 
@@ -185,14 +185,14 @@ def test_a_kill_while_metrics_are_added_loses_no_row(
     writer.add(2, {"eval": 0.75, **alerts})
     writer.close()
     (behind, long_part), (inside, short_part) = writes
-    killed = [before + long_part[:num_bytes] for num_bytes in range(len(long_part) + 1)]
-    killed.append(killed[-1][:inside] + short_part + killed[-1][inside + len(short_part) :])
+    contents = [before + long_part[:num_bytes] for num_bytes in range(len(long_part) + 1)]
+    contents.append(contents[-1][:inside] + short_part + contents[-1][inside + len(short_part) :])
     assert behind == len(before)
     assert len(short_part) <= (2 if not alerts else 40)  # so few that the system writes them at once
     first, old = {"training_step": 1, "scores": 0.5}, {"training_step": 2, "scores": 0.25, **alerts}
-    for number, left in enumerate(killed):
-        path.write_bytes(left)
-        evaluation = {"eval": 0.75} if number == len(killed) - 1 else {}
+    for number, content in enumerate(contents):
+        path.write_bytes(content)
+        evaluation = {"eval": 0.75} if number == len(contents) - 1 else {}
         assert list(read_metrics(path)) == [first, old | evaluation]
         with MetricsWriter(path) as resumed:
             resumed.truncate_after(2)
@@ -289,19 +289,19 @@ def test_without_a_key_wandb_tracks_offline_and_asks_nothing(options: TrackerOpt
 def silent_server() -> Iterator[int]:
     """A port that takes connections and never answers: a network that swallows packets."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        held: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def accept() -> None:
             while True:
                 try:
-                    held.append(server.accept()[0])
+                    connections.append(server.accept()[0])
                 except OSError:
                     return
 
         threading.Thread(target=accept, daemon=True).start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
@@ -324,7 +324,7 @@ def failing_server() -> Iterator[int]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("server", "said"),
+    ("server", "message"),
     [
         ("silent_server", "does not answer"),
         pytest.param("failing_server", "wandb is out of reach", marks=pytest.mark.slow),
@@ -333,7 +333,7 @@ def failing_server() -> Iterator[int]:
 def test_with_a_key_but_no_service_wandb_falls_back_to_offline(
     options: TrackerOptions,
     server: str,
-    said: str,
+    message: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -347,7 +347,7 @@ def test_with_a_key_but_no_service_wandb_falls_back_to_offline(
     tracker.log({"scores": 1.0}, 1)
     tracker.finish()
     assert time.monotonic() - start < 60
-    assert said in caplog.text
+    assert message in caplog.text
     assert len(offline_runs(options)) == 1
 
 
@@ -414,12 +414,12 @@ assert not any(helper.is_running() for helper in helpers)
 def test_a_helper_of_wandb_that_hangs_holds_up_nobody(options: TrackerOptions) -> None:
     """Neither a step nor the end of the process. Without the thread the 110th row waits for ever."""
     start = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", HUNG, options.output_dir], capture_output=True, text=True, timeout=90, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("wandb hangs: the run goes on") == 1
-    assert done.stderr.count("wandb hangs: the rows that it has not sent yet") == 1
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.count("wandb hangs: the run goes on") == 1
+    assert process.stderr.count("wandb hangs: the rows that it has not sent yet") == 1
     assert time.monotonic() - start < 75
 
 
@@ -476,11 +476,11 @@ def test_a_terminal_shows_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None
         line.wait("step 1: 0/8 groups")
         line.update(replace(PROGRESS, step=4, accuracies=[Accuracy(0.75, 2)]))
         line.wait("step 5: 2/8 groups")
-    shown = read_all(reader)
-    assert "4/10  ETA 0s  reward 0.500" in shown
-    assert "│ step 5: 2/8 groups" in shown
-    assert "eval 75% (step 2)" in shown
-    assert "\n" not in shown.split("4/10  ETA")[0]
+    text = read_all(reader)
+    assert "4/10  ETA 0s  reward 0.500" in text
+    assert "│ step 5: 2/8 groups" in text
+    assert "eval 75% (step 2)" in text
+    assert "\n" not in text.split("4/10  ETA")[0]
 
 
 def test_a_closed_stream_does_not_stop_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -536,7 +536,7 @@ ALL_MESSAGES = [
 
 
 @pytest.mark.parametrize(
-    ("verbose", "shown"),
+    ("verbose", "lines"),
     [(True, ALL_MESSAGES), (False, ["open_instruct.part INFO", "open_instruct.part WARNING", "library WARNING"])],
 )
 def test_the_file_holds_everything_and_stderr_what_a_user_wants(
@@ -544,13 +544,13 @@ def test_the_file_holds_everything_and_stderr_what_a_user_wants(
     root_logger: logging.Logger,
     capsys: pytest.CaptureFixture[str],
     verbose: bool,
-    shown: list[str],
+    lines: list[str],
 ) -> None:
     path = setup_logging(tmp_path, verbose)
     log_a_little()
     assert path == tmp_path / "logs" / "driver.log"
     assert messages(path.read_text()) == ALL_MESSAGES
-    assert messages(capsys.readouterr().err) == shown
+    assert messages(capsys.readouterr().err) == lines
 
 
 def test_setting_up_the_log_again_moves_it(tmp_path: Path, root_logger: logging.Logger) -> None:

@@ -138,10 +138,13 @@ def test_alerts_are_raised_on_steps_and_on_evaluations(
     log.step(row_of(1, score=6.0))
     log.evaluation(1, evaluation_of(0.8))
     log.evaluation(2, evaluation_of(0.4))
-    of_step, of_evaluation = "scores is 6, above 5", "eval/scores is 8, above 7"
-    assert [row.get("alerts") for row in written(tmp_path)] == [{"scores": of_step, "eval/scores": of_evaluation}, None]
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert told == [f"alert at step 1: {of_step}", f"alert at step 1: {of_evaluation}"]
+    step_alert, evaluation_alert = "scores is 6, above 5", "eval/scores is 8, above 7"
+    assert [row.get("alerts") for row in written(tmp_path)] == [
+        {"scores": step_alert, "eval/scores": evaluation_alert},
+        None,
+    ]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"alert at step 1: {step_alert}", f"alert at step 1: {evaluation_alert}"]
 
 
 def test_the_evaluation_before_the_first_step_has_a_row_of_its_own(log: RunLog, tmp_path: Path) -> None:
@@ -237,9 +240,9 @@ def test_a_failure_is_one_line_and_its_traceback_is_in_the_file(
         raise ValueError("--seed -1: too small")
     except ValueError as error:
         log.failed(error)
-    shown = capsys.readouterr().err
-    assert "--seed -1: too small" in shown
-    assert "Traceback" not in shown
+    text = capsys.readouterr().err
+    assert "--seed -1: too small" in text
+    assert "Traceback" not in text
     assert "Traceback" in (tmp_path / "logs" / "driver.log").read_text()
 
 
@@ -250,11 +253,11 @@ def test_the_live_line_shows_the_step_and_the_last_accuracy(
     log.started(0, None)
     log.evaluation(0, evaluation_of(0.25))
     log.step(row_of(6, score=3.0))
-    shown = capsys.readouterr().err
-    assert "step 6/6" in shown
-    assert "reward 3.000  10 tok/s" in shown  # of how much is not known
-    assert "queues 1/2" in shown
-    assert "eval 25% (step 0)" in shown
+    text = capsys.readouterr().err
+    assert "step 6/6" in text
+    assert "reward 3.000  10 tok/s" in text  # of how much is not known
+    assert "queues 1/2" in text
+    assert "eval 25% (step 0)" in text
 
 
 def test_the_live_line_names_each_evaluation_set_and_its_step(
@@ -266,8 +269,8 @@ def test_the_live_line_names_each_evaluation_set_and_its_step(
     log.evaluation(4, {"eval/plus/pass_at_1": 0.5})
     log.step(row_of(6))
     assert "eval plus 50% (step 4), minus 20% (step 2)" in capsys.readouterr().err
-    told = (tmp_path / "logs" / "driver.log").read_text()
-    assert "evaluation after step 2: plus 10.0% right, minus 20.0% right" in told
+    text = (tmp_path / "logs" / "driver.log").read_text()
+    assert "evaluation after step 2: plus 10.0% right, minus 20.0% right" in text
     assert log.accuracies_at(6) is None
 
 

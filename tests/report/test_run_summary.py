@@ -66,7 +66,7 @@ def test_summary_json_has_the_documented_keys(tmp_path: Path, summary: RunSummar
 
 def test_the_table_says_all_of_it(summary: RunSummary) -> None:
     table = format_summary_table(summary)
-    said = [
+    texts = [
         "37.5%",
         "93.8%  (+56.2 points)",
         "plus                 25.0% → 75.0%  (+50.0 points)",
@@ -80,7 +80,7 @@ def test_the_table_says_all_of_it(summary: RunSummary) -> None:
         "out/x/final",
         "out/x/reward_curve.png",
     ]
-    assert [text for text in said if text not in table] == []
+    assert [text for text in texts if text not in table] == []
 
 
 def test_the_table_of_a_run_without_evaluation(summary: RunSummary) -> None:

@@ -14,11 +14,11 @@ from open_instruct.report import slack
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A server in the place of Slack's, and no address of it in the environment yet."""
-    said: list[str] = []
+    messages: list[str] = []
 
     class Answering(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            said.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+            messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
             self.send_response(200)
             self.end_headers()
 
@@ -30,7 +30,7 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     server = HTTPServer(("127.0.0.1", 0), Answering)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield SimpleNamespace(address=f"http://127.0.0.1:{server.server_port}/hook", said=said)
+    yield SimpleNamespace(address=f"http://127.0.0.1:{server.server_port}/hook", said=messages)
     server.shutdown()
     thread.join()
     server.server_close()

@@ -54,12 +54,12 @@ def result_and_scoring(
         marker="EVAL" if is_eval else "TRAIN",
     )
     row = SimpleNamespace(dataset_of=lambda _: dataset)
-    asked: Any = SimpleNamespace(specs=specs)
-    of_set = SimpleNamespace(sampling=SimpleNamespace(n=3))
-    requests: Any = SimpleNamespace(train=row, held_out=row, evaluation_set=lambda _: of_set)
+    functions: Any = SimpleNamespace(specs=specs)
+    evaluation_set = SimpleNamespace(sampling=SimpleNamespace(n=3))
+    requests: Any = SimpleNamespace(train=row, held_out=row, evaluation_set=lambda _: evaluation_set)
     tokenizer: Any = SimpleNamespace(all_special_tokens=[])
     verifiers: Any = SimpleNamespace()
-    return result, ResultScoring(requests, SingleTurn(None), tokenizer, verifiers, functions=asked)
+    return result, ResultScoring(requests, SingleTurn(None), tokenizer, verifiers, functions=functions)
 
 
 def test_rewards_of_functions_are_summed_by_weight_and_none_adds_nothing() -> None:
@@ -80,10 +80,10 @@ def test_a_response_that_no_function_scores_is_left_out() -> None:
 
 
 def test_a_function_that_is_only_logged_scores_nothing() -> None:
-    given = [FunctionResult([2.0, None, 1.0]), FunctionResult([5.0, 6.0, 7.0])]
-    group = scored("passthrough", given, specs=ONLY_LOGGED)
+    results = [FunctionResult([2.0, None, 1.0]), FunctionResult([5.0, 6.0, 7.0])]
+    group = scored("passthrough", results, specs=ONLY_LOGGED)
     assert group.rewards(10.0).tolist() == [2.0, 1.0]
-    assert scored("gsm8k", given, [Scored(1.0)] * 3, specs=ONLY_LOGGED).rewards(10.0).tolist() == [12.0, 10.0, 11.0]
+    assert scored("gsm8k", results, [Scored(1.0)] * 3, specs=ONLY_LOGGED).rewards(10.0).tolist() == [12.0, 10.0, 11.0]
 
 
 def test_a_prompt_that_an_engine_gives_up_is_not_known_where_only_functions_score() -> None:
@@ -126,10 +126,10 @@ def test_functions_add_to_a_verifier_and_none_leaves_its_score() -> None:
 def test_each_response_counts_once_in_the_share_that_is_not_scored() -> None:
     result, scoring = result_and_scoring("gsm8k")
     with_verifier = scoring.together(result, [[Scored(1.0), Scored(None, "timeout"), Scored(0.0)]], [GIVEN, FAILED])
-    assert [one.failure for one in with_verifier] == [FAILED.failure, "timeout", FAILED.failure]
+    assert [score.failure for score in with_verifier] == [FAILED.failure, "timeout", FAILED.failure]
     result, scoring = result_and_scoring("passthrough")
     alone = scoring.together(result, [], [FunctionResult([1.0, None, 2.0]), FunctionResult([None] * 3)])
-    assert [(one.score, one.failure) for one in alone] == [(0.0, None), (None, NO_REWARD), (0.0, None)]
+    assert [(score.score, score.failure) for score in alone] == [(0.0, None), (None, NO_REWARD), (0.0, None)]
 
 
 def test_metrics_are_by_function_and_say_nothing_of_verifiers_that_do_not_score() -> None:
@@ -155,8 +155,8 @@ def test_an_evaluation_by_functions_alone_has_a_reward_and_no_accuracy() -> None
 
 
 def test_a_saved_state_keeps_the_rewards_of_functions(tmp_path: Path) -> None:
-    given = FunctionResult([2.0, None, 1.0], seconds=0.1, metrics={"m": 1.0}, extra={"c": ["x", "y", "z"]})
-    group: ScoredGroup = scored("passthrough", [given, FunctionResult([1.0] * 3)])
+    result = FunctionResult([2.0, None, 1.0], seconds=0.1, metrics={"m": 1.0}, extra={"c": ["x", "y", "z"]})
+    group: ScoredGroup = scored("passthrough", [result, FunctionResult([1.0] * 3)])
     assert said_by_functions(group, 1) == {"c": "y", "rewards": "right not scored, short 1"}
     write_state(tmp_path / "state.npz", {}, [FinishedGroup(group.result, group.scores, functions=group.functions)])
     _, [read] = read_state(tmp_path / "state.npz")

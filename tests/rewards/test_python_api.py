@@ -25,7 +25,7 @@ def test_functions_of_modules_are_named_and_others_are_pickled(tmp_path: Path) -
     factor = 3.0
 
     def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-        return [factor * (text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+        return [factor * (text == target) for text, target in zip(completions, answer, strict=True)]
 
     named, pickled, text = targets_of([of_a_module, right, "mine.py:f"], tmp_path)
     assert named == f"{Path(__file__).resolve()}:of_a_module"

@@ -120,8 +120,8 @@ def test_a_resumed_run_may_have_another_function_but_no_other_columns(tmp_path: 
 
     before = identity()
     assert not differences(before, identity())
-    told = differences(before, identity(rows=[row | {"level": 9} for row in ROWS]))
-    assert told == ["the training data: 3 rows as then, but with other columns or in another order"]
+    mistakes = differences(before, identity(rows=[row | {"level": 9} for row in ROWS]))
+    assert mistakes == ["the training data: 3 rows as then, but with other columns or in another order"]
 
 
 def test_columns_are_values_of_json() -> None:

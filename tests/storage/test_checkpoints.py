@@ -134,25 +134,25 @@ def test_a_state_that_is_not_json_makes_no_checkpoint(store: CheckpointStore) ->
 
 def test_while_a_checkpoint_is_written_the_one_before_is_the_newest(store: CheckpointStore) -> None:
     store.save(1, {"step": 1}, write_weights)
-    seen: list[object] = []
+    results: list[object] = []
 
     def look(path: Path) -> dict[str, int]:
-        seen.append(store.newest())
+        results.append(store.newest())
         return write_weights(path)
 
     store.save(2, {"step": 2}, look)
-    assert seen == [Checkpoint(store.path(1), {"step": 1})]
+    assert results == [Checkpoint(store.path(1), {"step": 1})]
 
 
 @pytest.mark.parametrize(
-    ("keep_last", "kept"), [(1, [4]), (2, [3, 4]), (3, [2, 3, 4]), (9, [1, 2, 3, 4]), (-1, [1, 2, 3, 4])]
+    ("keep_last", "steps"), [(1, [4]), (2, [3, 4]), (3, [2, 3, 4]), (9, [1, 2, 3, 4]), (-1, [1, 2, 3, 4])]
 )
-def test_the_newest_are_kept(tmp_path: Path, keep_last: int, kept: list[int]) -> None:
+def test_the_newest_are_kept(tmp_path: Path, keep_last: int, steps: list[int]) -> None:
     store = CheckpointStore(tmp_path, keep_last=keep_last)
     for step in range(1, 5):
         store.save(step, {"step": step}, write_weights)
-    assert store.steps() == kept
-    assert files(tmp_path) == [f"step_{step:06d}" for step in kept]
+    assert store.steps() == steps
+    assert files(tmp_path) == [f"step_{step:06d}" for step in steps]
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(
@@ -238,10 +238,10 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(
         store = CheckpointStore(tmp_path / str(moment), keep_last=-1)
         store.save(2, {"from": "old"}, lambda path: {"weights": (path / "weights").write_text("old")})
         words = [sys.executable, "-c", KILLED, str(store.path(2).parent), way, str(moment)]
-        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
-        if done.returncode == 0:
+        process = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+        if process.returncode == 0:
             break
-        assert done.returncode == 9, done.stderr
+        assert process.returncode == 9, process.stderr
         assert store.path(2).exists() or way == "two renames"
         with pytest.raises(OSError, match="disk full"), atomic_directory(store.path(2)) as beside:
             write_half_and_fail(beside)  # it begins by removing what was left
@@ -284,9 +284,9 @@ def test_a_checkpoint_that_was_replaced_does_not_come_back_when_the_new_one_is_d
     """A kill right after the second rename leaves the old one aside."""
     store.save(1, {"from": "old"}, write_weights)
     aside = set_aside(store, 1)
-    aside.rename(kept := aside.with_name("kept"))
+    aside.rename(copy := aside.with_name("kept"))
     store.save(1, {"from": "new"}, write_weights)
-    kept.rename(aside)
+    copy.rename(aside)
     newest = store.newest()
     assert newest is not None
     assert newest.state == {"from": "new"}

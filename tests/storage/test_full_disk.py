@@ -96,16 +96,16 @@ def test_a_run_whose_disk_is_full_says_so_and_goes_on_with_room_again(tmp_path: 
     disk = tmp_path / "disk"
     words = command(disk / "out", total_episodes=16 * 6, checkpoint_state_freq=1, keep_last_n_checkpoints=-1)
     with small_disk(disk, 24):  # 16 MiB have to be free at the start; a checkpoint takes 8
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 1, done.stderr
-        assert "Traceback" not in done.stderr
-        assert "No space left on device" in done.stderr
-        assert "MiB are free" in done.stderr
+        process = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+        assert process.returncode == 1, process.stderr
+        assert "Traceback" not in process.stderr
+        assert "No space left on device" in process.stderr
+        assert "MiB are free" in process.stderr
         assert list((disk / "out").rglob("*.partial")) == []
         for line in (disk / "out" / "metrics.jsonl").read_text().splitlines():
             json.loads(line)
         subprocess.run(["mount", "-o", "remount,size=800m", str(disk)], check=True)
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
+        process = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+        assert process.returncode == 0, process.stderr
         assert [row["training_step"] for row in rows(disk / "out" / "metrics.jsonl")] == list(range(1, 7))
         assert_ledger_balances(disk / "out")

@@ -107,7 +107,7 @@ def test_what_a_process_ends_with_is_masked() -> None:
         "from open_instruct.system.secret_masking import mask_tracebacks; mask_tracebacks(); "
         "raise ValueError('http://host/v1?apiKey=s3cr3ts3cr3t&X-Amz-Signature=f00f00f00&n=1')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "ValueError: http://host/v1?***&***&n=1" in done.stderr
-    assert "s3cr3t" not in done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert "ValueError: http://host/v1?***&***&n=1" in process.stderr
+    assert "s3cr3t" not in process.stderr

@@ -93,7 +93,7 @@ def run_attacks(
     codes = [attack.code.format(**facts) for attack in attacks]
     setting = {"prelude": PRELUDE, "codes": codes, "user": user, "is_jailed": is_jailed, "cpu_s": cpu_s}
     secrets = {"WANDB_API_KEY": "secret", "HF_TOKEN": "secret"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", RUNNER],
         input=json.dumps(setting),
         env={**(environment({}) if is_jailed else os.environ | secrets), "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -102,9 +102,9 @@ def run_attacks(
         timeout=LIMIT_S,
         check=False,
     )
-    codes_of_exit = [int(line) for line in done.stdout.splitlines() if line.lstrip("-").isdigit()]
-    assert len(codes_of_exit) == len(attacks), done.stderr
-    assert BROKEN not in codes_of_exit, done.stderr
+    codes_of_exit = [int(line) for line in process.stdout.splitlines() if line.lstrip("-").isdigit()]
+    assert len(codes_of_exit) == len(attacks), process.stderr
+    assert BROKEN not in codes_of_exit, process.stderr
     return dict(zip((attack.name for attack in attacks), codes_of_exit, strict=True))
 
 
@@ -175,9 +175,9 @@ def test_environment_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "https_proxy", "RAY_ADDRESS"):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    seen = environment({"OMP_NUM_THREADS": "1"})
-    assert "secret" not in seen.values()
-    assert (seen["LC_ALL"], seen["OMP_NUM_THREADS"]) == ("C.UTF-8", "1")
+    variables = environment({"OMP_NUM_THREADS": "1"})
+    assert "secret" not in variables.values()
+    assert (variables["LC_ALL"], variables["OMP_NUM_THREADS"]) == ("C.UTF-8", "1")
 
 
 def test_readable_files_are_the_installation_and_nothing_of_the_user(

@@ -53,8 +53,8 @@ def test_engine_with_workers_of_its_own_counts_as_many(tmp_path: Path) -> None:
 
 
 def test_more_processes_than_cores_have_a_thread_each(tmp_path: Path) -> None:
-    all_of_them = [SharedCores(tmp_path / "cores", CorePlace(number)) for number in range(9)]
-    assert [threads_of(one) for one in all_of_them][-1] == 1
+    shares = [SharedCores(tmp_path / "cores", CorePlace(number)) for number in range(9)]
+    assert [threads_of(cores) for cores in shares][-1] == 1
 
 
 def test_replacement_of_a_process_that_died_while_it_computed_begins_at_rest(tmp_path: Path) -> None:

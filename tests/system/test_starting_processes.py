@@ -19,11 +19,11 @@ def test_a_process_in_exec_is_known_until_its_environment_is_there() -> None:
         with start_marked("here") as process:
             directory = Path(f"/proc/{process.pid}")
             command = (directory / "cmdline").read_bytes()
-            known = (
+            is_known = (
                 (directory / "environ").read_bytes() == f"{MARK}=here\0".encode() if command else is_in_exec(directory)
             )
             process.kill()
-        assert known
+        assert is_known
 
 
 def test_a_zombie_is_not_in_exec() -> None:

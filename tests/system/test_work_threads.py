@@ -17,7 +17,7 @@ def test_the_error_of_a_thread_is_told_once_and_by_the_name_of_its_actor() -> No
     with pytest.raises(ThreadFailed) as raised:
         threads.raise_error()
     through_ray = ray.exceptions.RayTaskError("take", "a traceback", raised.value)
-    told = "the controller failed: TooFew: 100% of the responses were not scored"
-    assert failure_of("the controller", through_ray) == told
-    assert failure_of("training step 3", through_ray) == f"training step 3 failed: {told}"
+    message = "the controller failed: TooFew: 100% of the responses were not scored"
+    assert failure_of("the controller", through_ray) == message
+    assert failure_of("training step 3", through_ray) == f"training step 3 failed: {message}"
     assert failure_of("training step 3", TooFew("none")) == "training step 3 failed: TooFew: none"

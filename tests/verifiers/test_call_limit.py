@@ -62,14 +62,14 @@ def test_a_loop_that_is_closed_has_no_turn() -> None:
         async with turns:
             pass
 
-    gone = asyncio.new_event_loop()
+    loop = asyncio.new_event_loop()
 
     async def scenario() -> None:
         async with turns:
-            left = gone.create_task(hold())
-            await asyncio.to_thread(gone.run_until_complete, asyncio.sleep(0, None))
-            left._log_destroy_pending = False  # type: ignore[attr-defined]
-            gone.close()
+            task = loop.create_task(hold())
+            await asyncio.to_thread(loop.run_until_complete, asyncio.sleep(0, None))
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            loop.close()
         await asyncio.wait_for(hold(), 20)
 
     asyncio.run(scenario())

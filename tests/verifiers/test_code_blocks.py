@@ -6,7 +6,7 @@ from open_instruct.verifiers.code_blocks import program_in
 
 
 @pytest.mark.parametrize(
-    ("response", "found"),
+    ("response", "program"),
     [
         ("```python\na\n```", "a\n"),
         ("```\na\n```", "a\n"),
@@ -16,12 +16,12 @@ from open_instruct.verifiers.code_blocks import program_in
         ("```python\na", "a\n"),
     ],
 )
-def test_the_last_block_is_the_program(response: str, found: str) -> None:
-    assert program_in(response) == found
+def test_the_last_block_is_the_program(response: str, program: str) -> None:
+    assert program_in(response) == program
 
 
 @pytest.mark.parametrize(
-    ("response", "found"),
+    ("response", "program"),
     [
         ("```bash\npip install x\n```\nThen:\n```python\na = 1\n```\n", "a = 1\n"),
         ("```python\na = 1\n```\nRun it:\n```bash\npython a.py\n```\n", "a = 1\n"),
@@ -54,8 +54,8 @@ def test_the_last_block_is_the_program(response: str, found: str) -> None:
         ("```pyramid\nx\n```\n```python3.11\na = 1\n```\n```python-repl\n>>> a\n```", "a = 1\n"),
     ],
 )
-def test_fences_are_paired(response: str, found: str) -> None:
-    assert program_in(response) == found
+def test_fences_are_paired(response: str, program: str) -> None:
+    assert program_in(response) == program
 
 
 @pytest.mark.timeout(20)

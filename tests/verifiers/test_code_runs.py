@@ -31,15 +31,15 @@ def written(code: str, text: str = "", limit_s: float = LIMIT_S) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "are_same"),
+    ("output", "target", "are_same"),
     [("1\n2\n", "1\n2", True), ("1 \n2", "1\n2", True), ("1 2", "1  2", True), ("", "\n", True), ("1", "1.5", False)],
 )
-def test_spaces_at_the_ends_do_not_count(one: str, other: str, are_same: bool) -> None:
-    assert same_output(one, other) == are_same
+def test_spaces_at_the_ends_do_not_count(output: str, target: str, are_same: bool) -> None:
+    assert same_output(output, target) == are_same
 
 
 @pytest.mark.parametrize(
-    ("written", "wanted", "are_same"),
+    ("output", "target", "are_same"),
     [
         ("  1\n2  \n", "1\n2", True),
         ("3.0", "3", True),
@@ -57,8 +57,8 @@ def test_spaces_at_the_ends_do_not_count(one: str, other: str, are_same: bool) -
         ("٣", "3", False),
     ],
 )
-def test_outputs_are_compared_as_livecodebench_does(written: str, wanted: str, are_same: bool) -> None:
-    assert same_output(written, wanted) == are_same
+def test_outputs_are_compared_as_livecodebench_does(output: str, target: str, are_same: bool) -> None:
+    assert same_output(output, target) == are_same
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,9 @@ def test_runs_leave_no_files_open() -> None:
 
 
 def called(code: str, *pairs: tuple[str, str], name: str = "total") -> list[bool]:
-    tests = [{"input": given, "output": wanted, "testtype": "functional", "fn_name": name} for given, wanted in pairs]
+    tests = [
+        {"input": arguments, "output": target, "testtype": "functional", "fn_name": name} for arguments, target in pairs
+    ]
     verifier = CodeStdioVerifier(VerifierConfig())
 
     async def run() -> list[bool]:
@@ -171,7 +173,7 @@ def test_functions_are_called(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "wanted", "is_right"),
+    ("result", "target", "is_right"),
     [
         ("(1, [(2, 3)])", "[1, [[2, 3]]]", True),
         ("{'a': None}", '{"a": null}', True),
@@ -189,8 +191,8 @@ def test_functions_are_called(code: str) -> None:
         ("range(3)", "[0, 1, 2]", False),
     ],
 )
-def test_results_of_functions_are_compared_as_json(result: str, wanted: str, is_right: bool) -> None:
-    assert called(f"def total(x): return {result}", ("1", wanted)) == [is_right]
+def test_results_of_functions_are_compared_as_json(result: str, target: str, is_right: bool) -> None:
+    assert called(f"def total(x): return {result}", ("1", target)) == [is_right]
 
 
 def test_a_function_that_hangs_costs_no_other() -> None:

@@ -20,7 +20,7 @@ def passed(*pairs: tuple[str, str]) -> list[bool]:
         processes = CodeRuns()
         try:
             runs = (processes.run_tests(code, [test], LIMIT_S) for code, test in pairs)
-            return [one.passed for (one,) in await asyncio.gather(*runs)]
+            return [result.passed for (result,) in await asyncio.gather(*runs)]
         finally:
             processes.close()
 
@@ -42,8 +42,8 @@ def test_a_program_does_not_say_whether_it_is_right(fooled: dict[str, bool], nam
 
 def test_a_program_is_not_told_what_is_expected() -> None:
     """It passes if it has seen 1.41421 in any call."""
-    seen = "seen = []\ndef f(x): seen.append(x); return 0\ndef {name}(*a): seen.extend(a); return 0\n"
-    seen += "def told(): return any('1.41' in repr(x) for x in seen)"
+    program = "seen = []\ndef f(x): seen.append(x); return 0\ndef {name}(*a): seen.extend(a); return 0\n"
+    program += "def told(): return any('1.41' in repr(x) for x in seen)"
     tests = {
         name: f"try: assert {text}\nexcept Exception: pass\nassert told()"
         for name, text in {
@@ -53,7 +53,7 @@ def test_a_program_is_not_told_what_is_expected() -> None:
             "set": "set([f(2)]) == set([1.41421])",
         }.items()
     }
-    assert passed(*((seen.format(name=name), test) for name, test in tests.items())) == [False] * len(tests)
+    assert passed(*((program.format(name=name), test) for name, test in tests.items())) == [False] * len(tests)
 
 
 def test_a_well_known_name_is_the_module_of_that_name() -> None:

@@ -186,13 +186,13 @@ def attacked(request: pytest.FixtureRequest) -> dict[str, list[bool]]:
         results = {}
         try:
             for name, body in BREAKS_OUT.items():
-                done = await processes.run_tests(program(body), ["assert f(2) == 4"], LIMIT_S)
-                results[name] = [one.passed for one in done]
+                tests = await processes.run_tests(program(body), ["assert f(2) == 4"], LIMIT_S)
+                results[name] = [test.passed for test in tests]
             for name, code in PRETENDS.items():
-                done = await processes.run_tests(code, ["assert f(2) == 4"], LIMIT_S)
-                results[name] = [one.passed for one in done]
+                tests = await processes.run_tests(code, ["assert f(2) == 4"], LIMIT_S)
+                results[name] = [test.passed for test in tests]
                 after = await processes.run_tests(RIGHT, ["assert f(2) == 4"], LIMIT_S)
-                results[name] += [not one.passed for one in after]
+                results[name] += [not test.passed for test in after]
         finally:
             processes.close()
         return results
@@ -256,12 +256,12 @@ def test_a_hundred_programs_at_once_are_all_run() -> None:
 
 
 def scored(dataset: str, label: Any, *responses: str, **options: Any) -> list[float | None]:
-    given: dict[str, Any] = {"code_max_execution_time": LIMIT_S, **options}
-    config = VerifierConfig(**given)
+    settings: dict[str, Any] = {"code_max_execution_time": LIMIT_S, **options}
+    config = VerifierConfig(**settings)
     import_verifiers([], config)
     try:
         with VerifierPool(1, 5.0, config=config) as pool:
-            return [one.score for one in pool.score_group(dataset, label, [[]] * len(responses), list(responses))]
+            return [result.score for result in pool.score_group(dataset, label, [[]] * len(responses), list(responses))]
     finally:
         import_verifiers([])
 
@@ -338,8 +338,8 @@ def test_whole_numbers_may_have_thousands_of_digits() -> None:
     ]
     for dataset, label, *_ in cases:
         check_label(dataset, label)
-    found = scores(*[(dataset, label, fenced(code)) for dataset, label, code, _ in cases])
-    assert found == [right for *_, right in cases]
+    results = scores(*[(dataset, label, fenced(code)) for dataset, label, code, _ in cases])
+    assert results == [right for *_, right in cases]
 
 
 def test_numbers_of_a_million_digits_are_refused_before_the_run() -> None:
@@ -391,18 +391,18 @@ def test_inputs_and_outputs_may_be_lists() -> None:
 def test_result_in_a_list_is_the_element_only_if_all_results_are() -> None:
     first, second = {"input": [1], "output": [0], "fn_name": "f"}, {"input": [2], "output": [0, 1], "fn_name": "f"}
     bare, listed = "```python\ndef f(n): return 0\n```", "```python\ndef f(n): return [0, 1][:n]\n```"
-    one, two = [first], [first, second]
-    cases = [("code_stdio", label, response) for label in (one, two) for response in (bare, listed)]
+    single, pair = [first], [first, second]
+    cases = [("code_stdio", label, response) for label in (single, pair) for response in (bare, listed)]
     assert scores(*cases) == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
-    ("given", "output"),
+    ("content", "output"),
     [([[1, 2]], "3"), ({"a": 1}, "3"), ("1", None), ("1", [None]), (True, "1"), ("1", [["a"]]), ("1", {})],
 )
-def test_inputs_that_are_no_lines_are_refused_with_the_cure(given: object, output: object) -> None:
+def test_inputs_that_are_no_lines_are_refused_with_the_cure(content: object, output: object) -> None:
     with pytest.raises(ValueError, match=r"lists of lines.*fn_name"):
-        check_label("code_stdio", [{"input": given, "output": output}])
+        check_label("code_stdio", [{"input": content, "output": output}])
 
 
 def test_program_is_found_before_its_output_and_its_demonstration() -> None:
@@ -498,7 +498,7 @@ def test_the_server_scores_as_its_processes_do(server: str) -> None:
     pairs = [{"input": "1", "output": "2"}, {"input": "5", "output": "7"}]
     program = "```python\nprint(int(input()) + 1)\n```"
     assert scored("code_stdio", pairs, program, code_api_url=f"{server}/test_program_stdio") == [0.5]
-    calls = [{"input": "[1]", "output": wanted, "fn_name": "total"} for wanted in ("1", "2")]
+    calls = [{"input": "[1]", "output": target, "fn_name": "total"} for target in ("1", "2")]
     for url in (server, None):
         assert scored("code_stdio", calls, "def total(x: List[int]): return sum(x)", code_api_url=url) == [0.5]
 
@@ -545,11 +545,11 @@ def test_a_server_that_is_away_scores_nothing_and_is_named() -> None:
     import_verifiers([], config)
     try:
         with VerifierPool(1, 5.0, config=config) as pool:
-            (one,) = pool.score_group("code", ["assert f(1) == 2"], [[]], [FENCED], "q")
+            (result,) = pool.score_group("code", ["assert f(1) == 2"], [[]], [FENCED], "q")
     finally:
         import_verifiers([])
-    assert one.score is None
-    assert str(one.failure).startswith(f"unavailable: the server of programs at {url} cannot be reached (")
+    assert result.score is None
+    assert str(result.failure).startswith(f"unavailable: the server of programs at {url} cannot be reached (")
 
 
 def test_a_server_without_a_whole_address_is_a_mistake_before_the_run() -> None:
@@ -617,13 +617,13 @@ def test_the_reference_solutions_of_human_eval_pass() -> None:
     async def run(bodies: list[str]) -> list[bool]:
         processes = CodeRuns()
         try:
-            done = await asyncio.gather(
+            results = await asyncio.gather(
                 *(
                     processes.run_tests(row["prompt"] + body, [f"{row['test']}\ncheck({row['entry_point']})"], 5.0)
                     for row, body in zip(rows, bodies, strict=True)
                 )
             )
-            return [result.passed for (result,) in done]
+            return [result.passed for (result,) in results]
         finally:
             processes.close()
 

@@ -28,24 +28,24 @@ ANSWER = json.dumps(
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     monkeypatch.setattr(judge, "FIRST_PAUSE_S", 0.01)
-    one = JudgeServer()
-    one.answer = lambda body, number: ANSWER
-    yield one
-    one.close()
+    judge_server = JudgeServer()
+    judge_server.answer = lambda body, number: ANSWER
+    yield judge_server
+    judge_server.close()
 
 
 def rubrics_of(
     server: JudgeServer, max_active: int = 5, directory: Path | None = None, **options: Any
 ) -> EvolvingRubrics:
-    given: dict[str, Any] = {"llm_judge_model": "a-judge", "llm_judge_timeout": 5, "llm_judge_api_base": server.url}
-    return EvolvingRubrics(VerifierConfig(**given | options), max_active, directory)
+    settings: dict[str, Any] = {"llm_judge_model": "a-judge", "llm_judge_timeout": 5, "llm_judge_api_base": server.url}
+    return EvolvingRubrics(VerifierConfig(**settings | options), max_active, directory)
 
 
 @pytest.fixture
 def rubrics(server: JudgeServer) -> Iterator[EvolvingRubrics]:
-    one = rubrics_of(server, llm_judge_price_per_million_tokens=[1.0, 5.0])
-    yield one
-    one.close()
+    evolving = rubrics_of(server, llm_judge_price_per_million_tokens=[1.0, 5.0])
+    yield evolving
+    evolving.close()
 
 
 def learn(rubrics: EvolvingRubrics, label: object = LABEL, step: int = 1) -> None:
@@ -72,11 +72,11 @@ def test_the_model_sees_responses_and_what_is_known(rubrics: EvolvingRubrics, se
     learn(rubrics)
     learn(rubrics)
     first, second = (body["messages"][0]["content"] for body in server.bodies)
-    for told in (first, second):
-        assert "Why is the sky blue?" in told
-        assert "\nBy scattering.\n" in told
-        assert "\nIt is not blue.\n" in told
-        assert "- names scattering" in told
+    for prompt in (first, second):
+        assert "Why is the sky blue?" in prompt
+        assert "\nBy scattering.\n" in prompt
+        assert "\nIt is not blue.\n" in prompt
+        assert "- names scattering" in prompt
     assert "- gives an example" not in first
     assert "- gives an example" in second
 
@@ -90,17 +90,17 @@ def test_the_model_sees_what_the_judge_of_a_rubric_sees(rubrics: EvolvingRubrics
     future = rubrics.learn(1, [(LABEL, responses)])
     assert future is not None
     future.result(20)
-    told = server.bodies[0]["messages"][0]["content"]
-    shown = re.findall(r"Response [0-9]:\n(\w+)\n(.*)\n\1", told)
-    assert [text for _, text in shown] == ["By scattering.", "it is not.", "Plain."]
+    prompt = server.bodies[0]["messages"][0]["content"]
+    parts = re.findall(r"Response [0-9]:\n(\w+)\n(.*)\n\1", prompt)
+    assert [text for _, text in parts] == ["By scattering.", "it is not.", "Plain."]
 
 
 def test_a_criterion_beside_which_nothing_could_be_judged_does_not_count(server: JudgeServer) -> None:
-    found = [{"description": "c" * length} for length in (3000, 30_000)]
-    server.answer = lambda body, number: json.dumps({"positive_rubrics": found})
+    criteria = [{"description": "c" * length} for length in (3000, 30_000)]
+    server.answer = lambda body, number: json.dumps({"positive_rubrics": criteria})
     rubrics = rubrics_of(server)
     learn(rubrics)
-    assert [one.description for one in found_in(rubrics.label(LABEL))[1:]] == ["c" * 3000]
+    assert [criterion.description for criterion in found_in(rubrics.label(LABEL))[1:]] == ["c" * 3000]
     rubrics.close()
 
 
@@ -125,7 +125,7 @@ def test_the_newest_count(server: JudgeServer) -> None:
     rubrics = rubrics_of(server, max_active=2)
     for step in range(1, 5):
         learn(rubrics, step=step)
-    assert [one.description for one in found_in(rubrics.label(LABEL))[1:]] == ["number 3", "number 4"]
+    assert [criterion.description for criterion in found_in(rubrics.label(LABEL))[1:]] == ["number 3", "number 4"]
     assert rubrics.take_metrics()["evolving_rubrics/total_inactive"] == 2
     rubrics.close()
 
@@ -173,7 +173,7 @@ def test_what_was_compared_is_kept(server: JudgeServer, tmp_path: Path) -> None:
     (line,) = (tmp_path / "kept" / "evolving_rubrics_step_000007.jsonl").read_text().splitlines()
     record = json.loads(line)
     assert record["responses"] == ["By scattering.", "It is not blue."]
-    assert [one["description"] for one in record["new"]] == ["gives an example", "contradicts itself"]
+    assert [criterion["description"] for criterion in record["new"]] == ["gives an example", "contradicts itself"]
     rubrics.close()
 
 
@@ -220,6 +220,6 @@ def test_answers_are_read(answer: str, criteria: list[Criterion] | None) -> None
 
 
 def test_long_responses_are_shortened() -> None:
-    told = new_criteria_question("q", ["x" * 100_000, "y" * 100_000], ["c"], max_tokens=1000)
-    assert len(told) <= 4000
-    assert told.count("Response ") == 2
+    prompt = new_criteria_question("q", ["x" * 100_000, "y" * 100_000], ["c"], max_tokens=1000)
+    assert len(prompt) <= 4000
+    assert prompt.count("Response ") == 2

@@ -204,16 +204,16 @@ def test_instructions(name: str, case: Case) -> None:
     arguments, followed, broken = case
     label = {"instruction_id": [name], "kwargs": [arguments]}
     (constraint,) = read_constraints(label)
-    assert [one for one in followed if not constraint.is_followed(one)] == []
-    assert [one for one in broken if constraint.is_followed(one)] == []
+    assert [response for response in followed if not constraint.is_followed(response)] == []
+    assert [response for response in broken if constraint.is_followed(response)] == []
 
 
 @pytest.mark.parametrize(("name", "case"), OLD_CASES, ids=[name for name, _ in OLD_CASES])
 def test_functions(name: str, case: Case) -> None:
     arguments, followed, broken = case
-    function, read = read_function(json.dumps({"func_name": name, **arguments}))
-    assert [one for one in followed if not function.follows(one, **read)] == []
-    assert [one for one in broken if function.follows(one, **read)] == []
+    function, kwargs = read_function(json.dumps({"func_name": name, **arguments}))
+    assert [response for response in followed if not function.follows(response, **kwargs)] == []
+    assert [response for response in broken if function.follows(response, **kwargs)] == []
 
 
 def test_each_instruction_has_a_case() -> None:
@@ -316,8 +316,8 @@ def test_words() -> None:
     ("text", "parts"), [("a***b", 2), ("***a***b***", 2), ("a******b", None), ("a", 1), ("a *** *** b", None)]
 )
 def test_parts_between_dividers(text: str, parts: int | None) -> None:
-    found = parts_between(text, "***")
-    assert (len(found) if found is not None else None) == parts
+    texts = parts_between(text, "***")
+    assert (len(texts) if texts is not None else None) == parts
 
 
 # --- hostile responses ------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ HOSTILE = [
 
 
 def filled(instruction: Instruction, name: str) -> dict[str, Any]:
-    cases = [case for one, case in [*CASES, *OLD_CASES] if one == name]
+    cases = [case for key, case in [*CASES, *OLD_CASES] if key == name]
     return instruction.read(cases[0][0])
 
 

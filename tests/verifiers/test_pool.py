@@ -89,13 +89,13 @@ def test_a_verifier_that_cannot_be_loaded_costs_its_own_rows_alone(caplog: pytes
     """Also where a scorer is there that other rows left: a verifier may have refused this machine."""
     with VerifierPool(1, 30, ready=["reasoning_gym/nope", "zzz", "gsm8k"], score=score_by_text) as pool:
         for dataset in ("reasoning_gym/nope", "gsm8k", "reasoning_gym/nope", "zzz"):
-            scored = pool.score_group(dataset, "4", [[1]] * 2, ["4", "5"])
+            results = pool.score_group(dataset, "4", [[1]] * 2, ["4", "5"])
             if dataset == "gsm8k":
-                assert scored == [RIGHT, Scored(0.0)]
+                assert results == [RIGHT, Scored(0.0)]
             else:
-                assert [one.score for one in scored] == [None, None]
-                assert str(scored[0].failure).startswith("unavailable: ValueError: ")
-                assert dataset in str(scored[0].failure)
+                assert [result.score for result in results] == [None, None]
+                assert str(results[0].failure).startswith("unavailable: ValueError: ")
+                assert dataset in str(results[0].failure)
         assert pool.counts == {"unavailable": 6}
     assert caplog.text.count("rows of 'zzz' are not scored, because") == 1
 
@@ -120,8 +120,8 @@ def test_hanging_responses_of_a_group_cost_one_limit() -> None:
 @pytest.mark.parametrize("text", ["die", "exit"])
 def test_a_verifier_that_ends_its_process_costs_its_own_response_alone(pool: VerifierPool, text: str) -> None:
     before = pool.counts["crash"]
-    gone = Scored(None, "crash")
-    assert score_texts(pool, text, "4", text, "4", text) == [gone, RIGHT, gone, RIGHT, gone]
+    crash = Scored(None, "crash")
+    assert score_texts(pool, text, "4", text, "4", text) == [crash, RIGHT, crash, RIGHT, crash]
     assert pool.counts["crash"] == before + 3
 
 
@@ -166,7 +166,7 @@ def test_a_verifier_that_raises_is_named(pool: VerifierPool, text: str, failure:
 
 def test_the_timeout_is_for_each_response(pool: VerifierPool) -> None:
     texts = [f"sleep {TIMEOUT_S / 2}"] * 3
-    assert [one.failure for one in score_texts(pool, *texts)] == [None] * 3
+    assert [result.failure for result in score_texts(pool, *texts)] == [None] * 3
 
 
 def test_verifiers_may_print(pool: VerifierPool) -> None:
@@ -354,9 +354,9 @@ def test_a_kernel_without_a_part_of_the_jail_keeps_the_others(lacks: str) -> Non
 
 def test_where_no_process_starts_nothing_is_scored_and_nothing_ends() -> None:
     with VerifierPool(1, 1, score=Unstartable()) as pool:
-        one, other = score_texts(pool, "4", "5")
-        assert (one.score, other.score) == (None, None)
-        assert str(one.failure).startswith("unavailable: a verifier process could not be started: ")
+        result, other = score_texts(pool, "4", "5")
+        assert (result.score, other.score) == (None, None)
+        assert str(result.failure).startswith("unavailable: a verifier process could not be started: ")
         assert pool.counts == {"unavailable": 2}
 
 

@@ -134,12 +134,12 @@ def test_parameters_that_take_for_ever_are_told_and_leave_the_limits_of_before(
     monkeypatch.setattr(reasoning_gym, "create_dataset", create)
     monkeypatch.setattr(reasoning_gym_data, "MAKING_S", 1)
     limits, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGALRM)
-    left = signal.alarm(1000)  # somebody else's, such as pytest's
+    seconds = signal.alarm(1000)  # somebody else's, such as pytest's
     try:
         with pytest.raises(ValueError, match=f"maze': {slow} takes over 1 s: give smaller parameters"):
             reasoning_gym_rows("reasoning_gym/maze")
     finally:
-        assert 900 < signal.alarm(left) <= 1000
+        assert 900 < signal.alarm(seconds) <= 1000
     assert signal.getsignal(signal.SIGALRM) is handler
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
 

@@ -151,11 +151,13 @@ def test_no_hedged_or_misspelt_answer_is_fully_right(task: str) -> None:
         if right is None or "Integral(" in right:
             continue
         assert score(row, right) == 1.0, right
-        others = [f"{right} or 7777", f"not {right}", f"zzz {right}", f"{right} zzz", f"{right}, zzz"]
-        others += [re.sub(r"([0-9])([0-9])(?![0-9])", rf"\1{sign}\2", right, count=1) for sign in ("_", ",")]
-        others += [in_other_digits(right, zero) for zero in ("\N{ARABIC-INDIC DIGIT ZERO}", "\N{FULLWIDTH DIGIT ZERO}")]
-        for other in others:
-            assert other == right or score(row, other) < 1.0, other
+        answers = [f"{right} or 7777", f"not {right}", f"zzz {right}", f"{right} zzz", f"{right}, zzz"]
+        answers += [re.sub(r"([0-9])([0-9])(?![0-9])", rf"\1{sign}\2", right, count=1) for sign in ("_", ",")]
+        answers += [
+            in_other_digits(right, zero) for zero in ("\N{ARABIC-INDIC DIGIT ZERO}", "\N{FULLWIDTH DIGIT ZERO}")
+        ]
+        for answer in answers:
+            assert answer == right or score(row, answer) < 1.0, answer
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------

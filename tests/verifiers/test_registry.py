@@ -128,14 +128,14 @@ def test_scorers_know_the_parameters_of_the_entry() -> None:
 
 def test_a_scorer_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = reasoning_gym_rows("reasoning_gym/spell_backward?size=4")
-    made = []
+    calls = []
     reasoning_gym_verifier._scorer.cache_clear()
     create = reasoning_gym.create_dataset
-    monkeypatch.setattr(reasoning_gym, "create_dataset", lambda task, **kw: made.append(kw) or create(task, **kw))
+    monkeypatch.setattr(reasoning_gym, "create_dataset", lambda task, **kw: calls.append(kw) or create(task, **kw))
     prepare_verifier(rows[0]["dataset"])
     for row in rows:
         score(row["dataset"], row["ground_truth"], "<answer>x</answer>")
-    assert made == [{"size": 1, "seed": 0}]
+    assert calls == [{"size": 1, "seed": 0}]
 
 
 @pytest.mark.parametrize(

@@ -294,8 +294,8 @@ def rows_of(task: str, size: int = 24) -> list[dict]:
 def test_no_constant_pleases_every_row(task: str, answer: str) -> None:
     scores = [score(row["dataset"], row["ground_truth"], f"<answer>{answer}</answer>") for row in rows_of(task)]
     assert min(scores) < 1.0
-    wanted = [json.loads(row["ground_truth"])["answer"] for row in rows_of(task)]
-    assert [one == 1.0 for one in scores] == [str(one) == answer for one in wanted]
+    targets = [json.loads(row["ground_truth"])["answer"] for row in rows_of(task)]
+    assert [number == 1.0 for number in scores] == [str(number) == answer for number in targets]
 
 
 @pytest.mark.parametrize(

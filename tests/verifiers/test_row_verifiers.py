@@ -29,15 +29,18 @@ def test_each_verifier_has_its_ground_truth() -> None:
 def test_scores_are_weighed_and_one_that_is_missing_makes_all_unknown() -> None:
     first = [Scored(1.0, cost=0.1), Scored(1.0), Scored(0.0), GONE]
     second = [Scored(1.0, cost=0.2), Scored(0.0), Scored(1.0), Scored(1.0)]
-    together = combined([first, second], [3.0, 1.0])
-    assert [one.score for one in together] == [1.0, 0.75, 0.25, None]
-    assert together[0].cost == pytest.approx(0.3)
-    assert together[3].failure == "timeout"
+    results = combined([first, second], [3.0, 1.0])
+    assert [result.score for result in results] == [1.0, 0.75, 0.25, None]
+    assert results[0].cost == pytest.approx(0.3)
+    assert results[3].failure == "timeout"
 
 
 def loaded(tmp_path: Path, **options: Any) -> tuple[Any, list[str]]:
-    given: dict[str, Any] = {"dataset_mixer_list": [str(tmp_path / "rows.jsonl"), "1.0"], "dataset_mixer_eval_list": []}
-    return load_inputs(make_args(**given | options))
+    settings: dict[str, Any] = {
+        "dataset_mixer_list": [str(tmp_path / "rows.jsonl"), "1.0"],
+        "dataset_mixer_eval_list": [],
+    }
+    return load_inputs(make_args(**settings | options))
 
 
 def write_row(tmp_path: Path, **columns: Any) -> None:

@@ -19,9 +19,9 @@ from open_instruct.verifiers.scoring_processes import Scored
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     monkeypatch.setattr(judge, "FIRST_PAUSE_S", 0.01)
-    one = JudgeServer()
-    yield one
-    one.close()
+    judge_server = JudgeServer()
+    yield judge_server
+    judge_server.close()
 
 
 RUBRIC = {
@@ -35,8 +35,8 @@ RUBRIC = {
 
 
 def judged(server: JudgeServer, label: object, text: str, **options: Any) -> Scored:
-    given: dict[str, Any] = {"llm_judge_model": "a-judge", "llm_judge_timeout": 5, "llm_judge_api_base": server.url}
-    config = VerifierConfig(**given | options)
+    settings: dict[str, Any] = {"llm_judge_model": "a-judge", "llm_judge_timeout": 5, "llm_judge_api_base": server.url}
+    config = VerifierConfig(**settings | options)
     import_verifiers([], config)
     try:
         with VerifierPool(1, 5.0, config=config) as pool:
@@ -50,9 +50,9 @@ def scores_by(points: dict[str, int]) -> Any:
     """A judge that gives points by the criterion that it is told."""
 
     def answer(body: dict[str, Any], number: int) -> str:
-        told = body["messages"][0]["content"].partition("The conversation")[0]
-        (found,) = [score for criterion, score in points.items() if criterion in told]
-        return f'{{"SCORE": {found}}}'
+        prompt = body["messages"][0]["content"].partition("The conversation")[0]
+        (mark,) = [score for criterion, score in points.items() if criterion in prompt]
+        return f'{{"SCORE": {mark}}}'
 
     return answer
 
@@ -79,11 +79,11 @@ def test_the_judge_sees_the_answer_alone_and_the_question(server: JudgeServer) -
     server.answer = scores_by({"scattering": 2, "short": 2, "insults": 0})
     judged(server, RUBRIC, "<think>secret</think> Well. <answer>no</answer> <answer> By scattering. </answer>")
     for body in server.bodies:
-        told = body["messages"][0]["content"]
-        assert "Why is the sky blue?" in told
-        assert "\nBy scattering.\n" in told
-        assert "secret" not in told
-        assert "asked by the row" not in told
+        prompt = body["messages"][0]["content"]
+        assert "Why is the sky blue?" in prompt
+        assert "\nBy scattering.\n" in prompt
+        assert "secret" not in prompt
+        assert "asked by the row" not in prompt
 
 
 def test_without_a_question_the_prompt_is_told(server: JudgeServer) -> None:

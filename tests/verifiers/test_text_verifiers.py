@@ -93,7 +93,7 @@ def test_f1_counts_each_common_word_as_often_as_both_have_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "seen"),
+    ("response", "part"),
     [
         ("<answer>4</answer> so", "4"),
         ("<think>I use <answer></answer> tags, <answer>3</answer></think>A good answer", "A good answer"),
@@ -101,8 +101,8 @@ def test_f1_counts_each_common_word_as_often_as_both_have_it() -> None:
         ("plain", "plain"),
     ],
 )
-def test_a_judge_sees_the_answer_behind_the_thoughts(response: str, seen: str) -> None:
-    assert judged_part(response) == seen
+def test_a_judge_sees_the_answer_behind_the_thoughts(response: str, part: str) -> None:
+    assert judged_part(response) == part
 
 
 def test_what_a_judge_sees_is_found_in_linear_time() -> None:

@@ -44,11 +44,11 @@ def rewards(tmp_path: Path) -> str:
 def in_a_process_of_its_own(code: str, cwd: Path) -> str:
     """Verifiers that a process has imported stay there for the tests after this one."""
     code = "from open_instruct.verifiers.registry import *\nimport open_instruct.verifiers.registry as utils\n" + code
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 def test_a_file_is_imported_once_by_whatever_path(rewards: str, tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ try:
 except utils.UserModuleError as error:
     print(error)
 """
-    said = in_a_process_of_its_own(code, tmp_path)
-    assert words in said
-    assert "mine.py" in said
+    message = in_a_process_of_its_own(code, tmp_path)
+    assert words in message
+    assert "mine.py" in message
 
 
 def test_a_mistake_in_a_module_is_one_of_the_options(tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ try:
 except TypeError as error:
     print(error)
 """
-    said = in_a_process_of_its_own(code, tmp_path)
-    assert said == "a verifier must give VerificationResult(score), got 1.0"
+    message = in_a_process_of_its_own(code, tmp_path)
+    assert message == "a verifier must give VerificationResult(score), got 1.0"
 
 
 @pytest.mark.slow
@@ -251,8 +251,8 @@ def test_a_run_trains_on_the_rewards_of_a_users_file(rewards: str, tmp_path: Pat
         filter_zero_std_samples=False,
         total_episodes=16 * 2,
     )
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
     for row in rows(tmp_path / "out" / "metrics.jsonl"):
         assert row["scores"] == row["objective/echo_reward"] == 2.0
         assert row["objective/echo_correct_rate"] == 1.0
