@@ -25,7 +25,7 @@ class AttentionCall:
     """Whether scores are capped, or part of the attention goes to a sink instead of a token."""
 
 
-_found: dict[tuple[str, bool, bool], tuple[AttentionCall, ...]] = {}
+_calls: dict[tuple[str, bool, bool], tuple[AttentionCall, ...]] = {}
 
 
 def attention_calls(config: Any, *, trusted: bool = False, flat: bool = False) -> tuple[AttentionCall, ...]:
@@ -38,12 +38,12 @@ def attention_calls(config: Any, *, trusted: bool = False, flat: bool = False) -
             instead of (B, T, heads, value size).
     """
     key = config.to_json_string(use_diff=False), trusted, flat
-    if key not in _found:
+    if key not in _calls:
         try:
-            _found[key] = _run(config, trusted=trusted, flat=flat)
+            _calls[key] = _run(config, trusted=trusted, flat=flat)
         except Exception:  # a model's code can raise anything
-            _found[key] = ()
-    return _found[key]
+            _calls[key] = ()
+    return _calls[key]
 
 
 def _run(config: Any, *, trusted: bool, flat: bool) -> tuple[AttentionCall, ...]:

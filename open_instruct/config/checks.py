@@ -403,8 +403,8 @@ def machine_has_room(args: GRPOConfig) -> Iterator[str]:
     assumed = args.device.assumed
     if not assumed and (os.environ.get("RAY_ADDRESS") or len(args.num_learners_per_node) > 1):
         return
-    of_teacher = ("teacher_num_engines", "teacher_tensor_parallel_size") if args.has_teacher else ()
-    options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", *of_teacher)
+    names = ("teacher_num_engines", "teacher_tensor_parallel_size") if args.has_teacher else ()
+    options = shown(args, "num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", *names)
     needed = num_places_needed(args)
     if assumed and needed > assumed.count:
         turns = "" if args.shares_devices else ", or let engines and learners take turns (--colocate)"

@@ -103,32 +103,32 @@ def parse_args(
     parser = _make_parser(config_cls, kinds, program)
     for name in foreign.names:
         parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
-    on_command_line, mistakes = _read_command_line(argv, kinds, parser, others=foreign.names)
+    on_command_line, mistakes = _read_command_line(argv, kinds, parser, foreign_names=foreign.names)
     in_file, mistakes_of_file = _read_yaml(on_command_line.pop("config", None), kinds, foreign.names)
-    written = foreign.of_file_and_command_line(in_file, on_command_line)
+    options = foreign.of_file_and_command_line(in_file, on_command_line)
     mistakes = [*mistakes, *mistakes_of_file, *foreign.mistakes]
-    renamed = written.keys() - in_file.keys() - on_command_line.keys()
-    return make_config(config_cls, written, validators=validators, mistakes=mistakes, renamed=renamed)
+    renamed = options.keys() - in_file.keys() - on_command_line.keys()
+    return make_config(config_cls, options, validators=validators, mistakes=mistakes, renamed=renamed)
 
 
-def read_lists(argv: Sequence[str], names: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
+def read_lists(argv: Sequence[str], names: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, list[str]]:
     """The values of the options `names`, which hold lists of strings, read before all options are known. Ignores mistakes.
 
     Args:
-        known: the kinds of the options that are already known. A name may be shortened if it is unambiguous among them.
+        kinds: the kinds of the options that are already known. A name may be shortened if it is unambiguous among them.
     """
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for name in (*names, "config"):
         parser.add_argument(f"--{name}", nargs="*")
-    kinds = dict.fromkeys(names, list[str])
-    given, _ = _read_command_line(argv, {**known, **kinds}, parser)
-    in_file, _ = _read_yaml(given.pop("config", None), kinds)
-    return convert_all(in_file | given, kinds)[0]
+    lists = dict.fromkeys(names, list[str])
+    on_command_line, _ = _read_command_line(argv, {**kinds, **lists}, parser)
+    in_file, _ = _read_yaml(on_command_line.pop("config", None), lists)
+    return convert_all(in_file | on_command_line, lists)[0]
 
 
 def make_config(
     config_cls: type[Config],
-    written: Mapping[str, Any],
+    options: Mapping[str, Any],
     *,
     validators: Sequence[Callable[[Config], Iterable[str]]] = (),
     mistakes: Sequence[str] = (),
@@ -143,17 +143,17 @@ def make_config(
         UsageError: there are mistakes. The error holds `mistakes`, which were found before, and all that are found here.
     """
     kinds = option_kinds(config_cls)
-    values, unreadable = convert_all(with_implied_workflow(written), kinds)
+    values, unreadable = convert_all(with_implied_workflow(options), kinds)
     mistakes = [*mistakes, *unreadable.values()]
     if LENGTH_OF_CONVERSATION not in renamed:
-        mistakes += unclear_length(written, [option.name for option in option_fields(ConversationOptions)])
+        mistakes += unclear_length(options, [option.name for option in option_fields(ConversationOptions)])
     for name in _required(config_cls):
         if name not in values:
             values[name] = ""  # a placeholder, so that the validators can check the other options
             mistakes += [] if name in unreadable else [f"--{name}: missing. It must be given."]
             unreadable.setdefault(name, "")
     if GIVEN in config_cls.__dataclass_fields__:
-        values[GIVEN] = masked(dict(written))
+        values[GIVEN] = masked(dict(options))
     config = config_cls(**values)
     for validator in validators:
         mistakes += [mistake for mistake in validator(config) if not unreadable.keys() & _options_before_colon(mistake)]
@@ -164,7 +164,7 @@ def make_config(
 
 def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
     """The title of the group (its class's docstring) and the help text (the string under the field) of every field."""
-    found = {}
+    help_by_field = {}
     names = {field.name for field in option_fields(config_cls)}
     for cls in config_cls.__mro__[:-1]:
         if not dataclasses.is_dataclass(cls):
@@ -172,8 +172,8 @@ def field_help(config_cls: type) -> dict[str, tuple[str, str]]:
         for node, below in itertools.pairwise([*_class_bodies(cls.__module__)[cls.__name__], None]):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
                 text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
-                found[node.target.id] = (inspect.getdoc(cls) or "", text)
-    return found
+                help_by_field[node.target.id] = (inspect.getdoc(cls) or "", text)
+    return help_by_field
 
 
 @functools.cache
@@ -269,25 +269,25 @@ def _read_command_line(
     kinds: Mapping[str, Any],
     parser: _Parser,
     *,
-    others: Sequence[str] = (),
+    foreign_names: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     """Values by option, as the user wrote them (a string, a list of strings, or True for a bare switch), and the mistakes.
 
-    The parser also knows `others`, but only by their full names.
+    The parser also knows `foreign_names`, but only by their full names.
     """
     negations = {f"--no_{name}": f"--{name}=False" for name, kind in kinds.items() if is_switch(kind)}
     names = [*kinds, "config", "help", *(word[2:] for word in negations)]
-    argv = [_in_full(word, names, others) for word in argv]
-    of_hydra = [word for word in argv if hydra_word(word)]
+    argv = [_in_full(word, names, foreign_names) for word in argv]
+    overrides = [word for word in argv if hydra_word(word)]
     argv = [word for word in argv if not hydra_word(word)]
-    given, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
+    namespace, rest = parser.parse_known_args([_shielded(negations.get(word, word)) for word in argv])
     mistakes = [
         f"{word.partition('=')[0]}: options begin with --. {meaning_here(hydra_word(word), prefix='--')}"
-        for word in of_hydra
+        for word in overrides
     ]
     mistakes += _unknown_words(_unshielded(rest), [*kinds, "config"])
     values: dict[str, Any] = {}
-    for name, words in vars(given).items():
+    for name, words in vars(namespace).items():
         kind = kinds.get(name, str)
         words = _unshielded(words)
         if not words and is_switch(kind):
@@ -301,14 +301,14 @@ A_SECRET = "token"
 """`--token` would be short for tokenizer_name_or_path, but its value is probably a hub token, which no message may show."""
 
 
-def _in_full(word: str, names: Sequence[str], others: Sequence[str]) -> str:
+def _in_full(word: str, names: Sequence[str], foreign_names: Sequence[str]) -> str:
     """The full name of an option that was written with dashes, or shortened without ambiguity."""
-    written, equals, value = word.removeprefix("--").partition("=")
-    name = written.replace("-", "_")
-    if name in others:
+    option, equals, value = word.removeprefix("--").partition("=")
+    name = option.replace("-", "_")
+    if name in foreign_names:
         return f"--{name}{equals}{value}" if word.startswith("--") else word
     is_short = name != A_SECRET and not is_foreign(name)  # --lr is no abbreviation of lr_scheduler_type
-    longer = [one for one in names if one.startswith(name)] if is_short else []
+    longer = [candidate for candidate in names if candidate.startswith(name)] if is_short else []
     if not word.startswith("--") or not name or (name not in names and len(longer) != 1):
         return word
     return f"--{name if name in names else longer[0]}{equals}{value}"
@@ -338,39 +338,43 @@ MOST_MEANT = 8
 """Most options that the message about an ambiguous abbreviation lists."""
 
 
-def no_such_option(written: str, names: Sequence[str], *, prefix: str, listed: str = "--help lists them all.") -> str:
+def no_such_option(option: str, names: Sequence[str], *, prefix: str, listed: str = "--help lists them all.") -> str:
     """The mistake about an unknown name: with what it means here if it is an option of another project, else with the known name
     that it probably is if there is one, else with `listed`."""
-    name = written.strip("-").replace("-", "_").lower()
+    name = option.strip("-").replace("-", "_").lower()
     if meaning := meaning_here(name, prefix=prefix):
-        return f"{written}: no such option. {meaning}"
-    if 2 <= len(longer := [one for one in names if name and one.startswith(name)]) <= MOST_MEANT:
-        return f"{written}: it could be {' or '.join(f'{prefix}{one}' for one in longer)}. Write it in full."
-    near = next((one for one in difflib.get_close_matches(name, names, n=3) if is_a_slip(name, one)), None)
+        return f"{option}: no such option. {meaning}"
+    if 2 <= len(longer := [candidate for candidate in names if name and candidate.startswith(name)]) <= MOST_MEANT:
+        return f"{option}: it could be {' or '.join(f'{prefix}{candidate}' for candidate in longer)}. Write it in full."
+    near = next(
+        (candidate for candidate in difflib.get_close_matches(name, names, n=3) if is_a_slip(name, candidate)), None
+    )
     cure = f"Did you mean {prefix}{near}?" if near else listed
-    return f"{written}: no such option. {cure}"
+    return f"{option}: no such option. {cure}"
 
 
 WORDS_ALIKE, NAMES_ALIKE = 0.7, 0.9
 """Least likeness (`difflib`) of each word of two names, or of the names as a whole, for one to be a slip of the other."""
 
 
-def is_a_slip(name: str, known: str) -> bool:
+def is_a_slip(name: str, candidate: str) -> bool:
     """Whether a name is probably a known name with a typing error. `judge_weights` is like `rc_turn_weights`, but means another
     thing, and a hint would mislead."""
 
-    def likeness(one: str, other: str) -> float:
-        return difflib.SequenceMatcher(None, one, other).ratio()
+    def likeness(text: str, other: str) -> float:
+        return difflib.SequenceMatcher(None, text, other).ratio()
 
-    words, words_of_known = name.removeprefix("no_").split("_"), known.split("_")
-    if len(words) == len(words_of_known):
-        return all(likeness(*pair) >= WORDS_ALIKE for pair in zip(words, words_of_known, strict=True))
-    return likeness(name, known) >= NAMES_ALIKE
+    words, candidate_words = name.removeprefix("no_").split("_"), candidate.split("_")
+    if len(words) == len(candidate_words):
+        return all(likeness(*pair) >= WORDS_ALIKE for pair in zip(words, candidate_words, strict=True))
+    return likeness(name, candidate) >= NAMES_ALIKE
 
 
-def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+def _read_yaml(
+    path: Any, kinds: Mapping[str, Any], foreign_names: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """Values by option, and the mistakes, from the file that `--config` names; both are empty if `path` is None. The known
-    options are those of `kinds`, and `others`."""
+    options are those of `kinds`, and `foreign_names`."""
     if path is None:
         return {}, []
     if not isinstance(path, str):
@@ -392,6 +396,6 @@ def _read_yaml(path: Any, kinds: Mapping[str, Any], others: Sequence[str] = ()) 
     if not isinstance(content, dict | None):
         return {}, [f"--config {path}: it holds no options. Write one `name: value` per line."]
     content = (content or {}) | texts_as_written(text, kinds)
-    names = [*kinds, *others]
+    names = [*kinds, *foreign_names]
     mistakes = [f"{path}: {no_such_option(str(key), names, prefix='')}" for key in content if key not in names]
     return {key: value for key, value in content.items() if key in names}, mistakes

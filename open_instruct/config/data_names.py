@@ -21,8 +21,8 @@ class Mixer:
     """One for each name, or one for all."""
 
 
-def short_names(entries: Sequence[str], *, taken: Collection[str] = ()) -> list[str]:
-    """A short name for each entry of a mixer list, for the names of metrics. All are different, and none is in `taken`.
+def short_names(entries: Sequence[str], *, reserved: Collection[str] = ()) -> list[str]:
+    """A short name for each entry of a mixer list, for the names of metrics. All are different, and none is in `reserved`.
 
     `data/train.jsonl` is `train`, `openai/gsm8k?config=main` is `gsm8k`, `reasoning_gym/chain_sum?size=5` is `chain_sum`. Where
     two would have the same name, the folder comes before it: `gsm8k/test.parquet` and `math/test.parquet` are `gsm8k_test` and
@@ -34,7 +34,7 @@ def short_names(entries: Sequence[str], *, taken: Collection[str] = ()) -> list[
     for entry in entries:
         short, longer = _short(entry), _with_folder(entry)
         name = longer if counts[short] > 1 and with_folders[longer] < counts[short] else short
-        names.append(next(free for free in _numbered(name) if free not in names and free not in taken))
+        names.append(next(free for free in _numbered(name) if free not in names and free not in reserved))
     return names
 
 

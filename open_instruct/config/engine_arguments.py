@@ -53,7 +53,7 @@ CHANGES_SAMPLES = (
 
 def engine_arguments_are_free(args: GRPOConfig) -> Iterator[str]:
     """A rule of `checks.py`."""
-    known = _known_arguments()
+    arguments = _known_arguments()
     set_by_device = args.device.engine_kwargs(
         max_model_len=args.max_sequence_length, gpu_memory_utilization=1.0, enforce_eager=enforces_eager(args)
     )
@@ -63,8 +63,8 @@ def engine_arguments_are_free(args: GRPOConfig) -> Iterator[str]:
         elif name in set_by_device:
             where = "CPU" if args.device.kind == "cpu" else "GPU"
             yield f"{OPTION} {name}: it cannot be given here, because on {where} it follows from the device. Leave it out."
-        elif known is not None and name not in known:
-            near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+        elif arguments is not None and name not in arguments:
+            near = difflib.get_close_matches(name.replace("-", "_"), arguments, n=1)
             cure = f"Did you mean {near[0]}?" if near else "They are the fields of vllm.EngineArgs."
             yield f"{OPTION} {name}: vLLM's engine has no such argument. {cure}"
 

@@ -58,10 +58,11 @@ def sets_of(args: "GRPOConfig") -> tuple[EvaluationSet, ...]:
         words = _Words.of(args.eval_sets)
         return tuple(_named_set(args, name, data, words.settings.get(name, {})) for name, data in words.data.items())
     words, splits = args.dataset_mixer_eval_list, args.dataset_mixer_eval_list_splits
-    shorts, sampling, interval = short_names(words[::2], taken=RESERVED), args.eval_sampling, args.local_eval_every
-    of_entries = splits if len(splits) > 1 else splits * len(shorts)
+    shorts, sampling, interval = short_names(words[::2], reserved=RESERVED), args.eval_sampling, args.local_eval_every
+    if len(splits) == 1:
+        splits = splits * len(shorts)
     # Loading the data reports lists that do not fit.
-    entries = zip(shorts, words[::2], words[1::2], of_entries, strict=False)
+    entries = zip(shorts, words[::2], words[1::2], splits, strict=False)
     return tuple(EvaluationSet(name, data, sampling, interval, amount, split) for name, data, amount, split in entries)
 
 
@@ -134,10 +135,10 @@ class _Words:
 
     def _take(self, word: str) -> str:
         """Take one word. Returns what is wrong with it, or ""."""
-        left, _, value = word.partition("=")
-        name, dot, setting = left.partition(".")
+        key, _, value = word.partition("=")
+        name, dot, setting = key.partition(".")
         if not value or not _NAME.fullmatch(name):
-            (short,) = short_names([word], taken=RESERVED)
+            (short,) = short_names([word], reserved=RESERVED)
             example = short if _NAME.fullmatch(short) else "test"
             return (
                 f"not name=data or name.setting=value, with a name of letters, digits, _ and -. Write {example}={word} if these "

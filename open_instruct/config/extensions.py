@@ -55,14 +55,14 @@ def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOCo
                 mistakes += _mistakes_of_module(option, name)
             except UserModuleError as error:
                 mistakes += [] if option in CHECKED_LATER else [f"--{option} {name}: {error}."]
-    known = {field.name for field in dataclasses.fields(GRPOConfig)} | {*ForeignOptions().names, "config", "help"}
+    options = {field.name for field in dataclasses.fields(GRPOConfig)} | {*ForeignOptions().names, "config", "help"}
     groups = []
     for group in option_groups():
         names = {field.name for field in dataclasses.fields(group)}
-        if not issubclass(GRPOConfig, group) and names & known:
-            taken = sorted(names & known)[0]
+        if not issubclass(GRPOConfig, group) and names & options:
+            name = sorted(names & options)[0]
             owner = f"{group.__module__}.{group.__qualname__}"
-            mistakes.append(f"--{taken}: an option of {owner} has this name too. Rename it.")
+            mistakes.append(f"--{name}: an option of {owner} has this name too. Rename it.")
         elif not issubclass(GRPOConfig, group):
             groups.append(group)
     if not groups:
@@ -74,10 +74,10 @@ def config_class_with(modules: Mapping[str, Iterable[str]]) -> tuple[type[GRPOCo
 
 def _mistakes_of_module(option: str, name: str) -> list[str]:
     """Import a module. Returns a mistake if it registers nothing. Raises `UserModuleError` if the import fails."""
-    wanted = [registry.what for registry in REGISTRIES[option]]
-    if not _registered_by(name).isdisjoint(wanted):
+    kinds = [registry.what for registry in REGISTRIES[option]]
+    if not _registered_by(name).isdisjoint(kinds):
         return []
-    nouns = " or ".join(filter(None, [", ".join(wanted[:-1]), wanted[-1]]))
+    nouns = " or ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
     cure = "Register one there, or leave the file out"
     if option == "environment_modules":
         cure += f"; a function or class needs no registration: --tools {name}:its_name"
@@ -90,12 +90,12 @@ def _registered_by(name: str) -> set[str]:
     registries = [registry for several in REGISTRIES.values() for registry in several]
     before = {id(entry): entry for registry in registries for entry in registry}
     module = import_user_module(name).__name__
-    found = _registered.setdefault(module, set())
+    kinds = _registered.setdefault(module, set())
     for registry in registries:
         for entry in registry:
             if id(entry) not in before or f"{entry.value.__module__}.".startswith(f"{module}."):
-                found.add(registry.what)
-    return found
+                kinds.add(registry.what)
+    return kinds
 
 
 def unused_modules(args: GRPOConfig) -> Iterator[str]:
@@ -118,7 +118,7 @@ def plain_config(args: GRPOConfig) -> GRPOConfig:
     """The options as a plain `GRPOConfig`, which every process can read. `own_options` holds the values of the user's options."""
     if type(args) is GRPOConfig:
         return args
-    ours = {field.name for field in dataclasses.fields(GRPOConfig)}
+    names = {field.name for field in dataclasses.fields(GRPOConfig)}
     values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-    own = {name: value for name, value in values.items() if name not in ours}
-    return GRPOConfig(**{name: value for name, value in values.items() if name in ours} | {"own_options": own})
+    own_options = {name: value for name, value in values.items() if name not in names}
+    return GRPOConfig(**{name: value for name, value in values.items() if name in names} | {"own_options": own_options})

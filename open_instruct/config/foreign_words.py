@@ -398,17 +398,17 @@ def _sentence(subject: str, meaning: Meaning, prefix: str) -> str:
     return f"{subject} is {options} here{f' ({meaning.note})' if meaning.note else ''}."
 
 
-def unclear_length(written: Mapping[str, Any], conversation_options: Sequence[str]) -> Iterator[str]:
+def unclear_length(options: Mapping[str, Any], conversation_options: Sequence[str]) -> Iterator[str]:
     """The mistake that `--max_steps` is given and nothing says whether it bounds a conversation or the run.
 
     Args:
-        written: the options as the user wrote them.
+        options: the options as the user wrote them.
         conversation_options: the options that only conversations have.
     """
     clear = {*SAYS_HOW_LONG, *conversation_options} - {LENGTH_OF_CONVERSATION}
-    if LENGTH_OF_CONVERSATION in written and not clear & written.keys():
+    if LENGTH_OF_CONVERSATION in options and not clear & options.keys():
         yield (
-            f"--max_steps {written[LENGTH_OF_CONVERSATION]}: here it is the most calls of tools in a conversation, as in "
+            f"--max_steps {options[LENGTH_OF_CONVERSATION]}: here it is the most calls of tools in a conversation, as in "
             f"open-instruct, and nothing else asks for conversations. For the number of training steps (as in TRL and prime-rl), "
             f"give --total_episodes ({STEPS.note}) in place of --max_steps. For conversations, add --tools or "
             "--rollout_workflow conversation."
@@ -419,8 +419,8 @@ def table(words: Mapping[str, Meaning]) -> str:
     """A table of a project's options for the documents."""
     lines = ["| option | here |", "|---|---|"]
     for name, (options, note, joiner) in words.items():
-        here = f" {joiner} ".join(f"`{option}`" for option in options)
-        lines.append(f"| `{name}` | {f'{here}: {note}' if here and note else here or f'(none) {note}'} |")
+        text = f" {joiner} ".join(f"`{option}`" for option in options)
+        lines.append(f"| `{name}` | {f'{text}: {note}' if text and note else text or f'(none) {note}'} |")
     return "\n".join(lines)
 
 

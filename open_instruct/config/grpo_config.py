@@ -255,8 +255,8 @@ class GRPOConfig(
 
 def num_places_needed(args: GRPOConfig) -> int:
     """Workers that need a place: a GPU, or a share of a core."""
-    of_teacher = args.teacher_num_engines * args.teacher_tensor_parallel_size if args.has_teacher else 0
-    return args.num_learners + (0 if args.shares_devices else args.num_engine_workers) + of_teacher
+    num_teacher_workers = args.teacher_num_engines * args.teacher_tensor_parallel_size if args.has_teacher else 0
+    return args.num_learners + (0 if args.shares_devices else args.num_engine_workers) + num_teacher_workers
 
 
 def _assumed_gpus(args: GRPOConfig) -> AssumedGpus | None:

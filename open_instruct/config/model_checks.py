@@ -81,8 +81,8 @@ def model_has_enough_positions(args: GRPOConfig) -> Iterator[str]:
 def _length_options(args: GRPOConfig) -> tuple[str, ...]:
     """The options that `max_sequence_length` depends on."""
     own = WORKFLOWS[args.rollout_workflow].value.length_options
-    of_sets = ("eval_sets",) if args.eval_sets else ()
-    return "max_prompt_token_length", "response_length", "eval_response_length", *of_sets, *own
+    names = ("eval_sets",) if args.eval_sets else ()
+    return "max_prompt_token_length", "response_length", "eval_response_length", *names, *own
 
 
 def rows_can_be_divided(args: GRPOConfig) -> Iterator[str]:
@@ -130,11 +130,11 @@ def layers_can_be_compiled(args: GRPOConfig) -> Iterator[str]:
 
 def engines_can_divide_heads(args: GRPOConfig) -> Iterator[str]:
     """Tensor parallelism divides the heads of each attention among the workers of an engine."""
-    of_model, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
-    configs = {"vllm_tensor_parallel_size": of_model}
+    model_config, _ = _load("AutoConfig", args.model_name_or_path, args.model_revision, trusted=args.trust_remote_code)
+    configs = {"vllm_tensor_parallel_size": model_config}
     if args.teacher_model_name_or_path is not None:
-        of_teacher, _ = _load("AutoConfig", args.teacher_model_name_or_path, args.teacher_model_revision)
-        configs["teacher_tensor_parallel_size"] = of_teacher
+        teacher_config, _ = _load("AutoConfig", args.teacher_model_name_or_path, args.teacher_model_revision)
+        configs["teacher_tensor_parallel_size"] = teacher_config
     for option, config in configs.items():
         size = getattr(args, option)
         if config is None or size <= 1:
@@ -143,8 +143,8 @@ def engines_can_divide_heads(args: GRPOConfig) -> Iterator[str]:
             yield f"{shown(args, option)}: {problem}"
 
 
-def _problem_with_heads(text_config: Any, size: int, who: str) -> str:
-    """Why the heads of each attention cannot be divided among `size` of `who`; empty if they can. If there are fewer key-value
+def _problem_with_heads(text_config: Any, size: int, parts: str) -> str:
+    """Why the heads of each attention cannot be divided among `size` of `parts`; empty if they can. If there are fewer key-value
     heads than `size`, each of these heads is held several times."""
     num_heads = getattr(text_config, "num_attention_heads", 0)
     num_key_value_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
@@ -152,7 +152,7 @@ def _problem_with_heads(text_config: Any, size: int, who: str) -> str:
         return ""
     return (
         f"the model has {num_heads} attention heads and {num_key_value_heads} of keys and values, which cannot be divided among "
-        f"{size} {who}. Give a number that divides both."
+        f"{size} {parts}. Give a number that divides both."
     )
 
 
@@ -172,11 +172,11 @@ def adapters_have_layers(args: GRPOConfig) -> Iterator[str]:
     layers = [name for name, module in model.named_modules() if isinstance(module, kinds) and module is not head]
     missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
     if missing or not targets:
-        known = sorted({name.rpartition(".")[2] for name in layers})
+        names = sorted({name.rpartition(".")[2] for name in layers})
         options = shown(args, "lora_target_modules", *_model_options(args))
         yield (
             f"{options}: the model has no such layer ({', '.join(missing)}). Give all-linear alone or some of "
-            f"{', '.join(known)}; the head gets no adapter."
+            f"{', '.join(names)}; the head gets no adapter."
         )
 
 
@@ -199,11 +199,11 @@ def teacher_fits_the_model(args: GRPOConfig) -> Iterator[str]:
         options = shown(args, *names, "distillation_top_k")
         yield f"{options}: the teacher knows {config.get_text_config().vocab_size} tokens. Give fewer."
     own, _ = _load("AutoTokenizer", args.tokenizer_name, args.revision_of_tokenizer, trusted=args.trust_remote_code)
-    theirs, problem = _load("AutoTokenizer", *teacher)
-    if theirs is None:
+    teacher_tokenizer, problem = _load("AutoTokenizer", *teacher)
+    if teacher_tokenizer is None:
         yield f"{shown(args, *names)}: its tokenizer cannot be read: {problem}"
     elif own is not None:
-        vocabulary = theirs.get_vocab()
+        vocabulary = teacher_tokenizer.get_vocab()
         different = sorted(token for token, number in own.get_vocab().items() if vocabulary.get(token) != number)
         if different:
             yield (

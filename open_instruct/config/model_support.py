@@ -107,8 +107,8 @@ def why_not_divided(config: Any, *, trusted: bool = False) -> str:
 def _rotary_kinds(config: Any) -> set[str]:
     """Kinds of rotary embeddings: one kind for all layers, or one for each type of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [one for one in parameters.values() if isinstance(one, dict) and "rope_type" in one]
-    return {one.get("rope_type", "default") for one in by_layer or [parameters]}
+    by_layer = [entry for entry in parameters.values() if isinstance(entry, dict) and "rope_type" in entry]
+    return {entry.get("rope_type", "default") for entry in by_layer or [parameters]}
 
 
 def linear_cost(config: Any) -> float:
@@ -122,8 +122,8 @@ def linear_cost(config: Any) -> float:
     names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
     inner = next((size for name in names if (size := getattr(config, name, None))), 4 * hidden)
     experts = getattr(config, "num_experts_per_tok", None) or 1
-    of_expert = getattr(config, "moe_intermediate_size", None) or inner
-    intermediate = experts * of_expert if experts > 1 else inner
+    expert_size = getattr(config, "moe_intermediate_size", None) or inner
+    intermediate = experts * expert_size if experts > 1 else inner
     weights = hidden * (2 * queries + 2 * keys + 3 * intermediate)
     return 2 * weights / (4 * queries)
 
@@ -230,9 +230,10 @@ def _problem_with_shapes(directory: Path, shapes: Shapes) -> str:
             + f". {_SAVE_AGAIN}"
         )
     if mismatched:
-        name, found, wanted = mismatched[0]
+        name, weights_shape, config_shape = mismatched[0]
         return (
-            f"{name} has the shape {list(found)} in its weights, and {list(wanted)} by its config.json. {_SAVE_AGAIN}"
+            f"{name} has the shape {list(weights_shape)} in its weights, and {list(config_shape)} by its config.json. "
+            f"{_SAVE_AGAIN}"
         )
     return ""
 
@@ -247,12 +248,12 @@ def _compare(config: Any, shapes: Shapes) -> tuple[list[str], list[tuple[str, An
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        made = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+        architecture = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         weights = {name: torch.empty(shape) for name, shape in shapes.items()}
     if not shapes or getattr(config, "quantization_config", None) is not None:
         return [], []
     with _silent_transformers():
-        _, info = made.from_pretrained(
+        _, info = architecture.from_pretrained(
             None,
             config=config,
             state_dict=weights,

@@ -170,7 +170,7 @@ class ForeignOptions:
     knows_any: bool = True
     notes: dict[str, str] = field(default_factory=dict)
     """What became of each option, by the name as it was written."""
-    taken: set[str] = field(default_factory=set)
+    translations: set[str] = field(default_factory=set)
     """The options in `notes` whose value the run uses, under another name or in another spelling."""
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -182,20 +182,24 @@ class ForeignOptions:
         self, in_file: Mapping[str, Any], on_command_line: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The options of this project. The command line wins over the file, even if the two use different names for an option."""
-        ours = self.without_foreign(on_command_line)
+        own_options = self.without_foreign(on_command_line)
         in_file = {name: value for name, value in in_file.items() if name not in on_command_line}
-        return self.without_foreign(in_file, given=ours) | ours
+        return self.without_foreign(in_file, overrides=own_options) | own_options
 
-    def without_foreign(self, written: Mapping[str, Any], *, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The options of this project. A value under an earlier name is used unless `written` also contains the present name, or
-        `given` does, whose options win."""
-        ours = {name: value for name, value in written.items() if name not in self.names}
-        for name, value in written.items() if self.knows_any else ():
+    def without_foreign(
+        self, options: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The options of this project. A value under an earlier name is used unless `options` also contains the present name, or
+        `overrides` does, whose options win."""
+        own_options = {name: value for name, value in options.items() if name not in self.names}
+        for name, value in options.items() if self.knows_any else ():
             if name in RENAMED:
-                became = {RENAMED[name]: True if value == [] else value}  # a bare switch
-                ours |= self._taken(name, became, ours.keys() | (given or {}).keys(), shown=RENAMED[name])
+                replacements = {RENAMED[name]: True if value == [] else value}  # a bare switch
+                own_options |= self._taken(
+                    name, replacements, own_options.keys() | (overrides or {}).keys(), spelling=RENAMED[name]
+                )
             elif name in BY_VALUE:
-                ours |= self._by_value(name, value, ours.keys() | (given or {}).keys())
+                own_options |= self._by_value(name, value, own_options.keys() | (overrides or {}).keys())
             elif name in WITHOUT_EFFECT:
                 self.notes[name] = WITHOUT_EFFECT[name]
             elif name in REFUSED:
@@ -204,30 +208,30 @@ class ForeignOptions:
                 else:
                     self.refused[name] = REFUSED[name]
             elif name in OTHER_VALUES and str(value) in OTHER_VALUES[name]:
-                ours[name] = OTHER_VALUES[name][str(value)]
-                self.notes[name] = f"{value} is taken as {ours[name]}"
-                self.taken.add(name)
-        return ours
+                own_options[name] = OTHER_VALUES[name][str(value)]
+                self.notes[name] = f"{value} is taken as {own_options[name]}"
+                self.translations.add(name)
+        return own_options
 
-    def _by_value(self, name: str, value: Any, already: Collection[str]) -> dict[str, Any]:
+    def _by_value(self, name: str, value: Any, options: Collection[str]) -> dict[str, Any]:
         try:
-            became = BY_VALUE[name](value)
+            replacements = BY_VALUE[name](value)
         except ValueError as error:
             self.refused[name] = str(error)
             return {}
-        return self._taken(name, became, already)
+        return self._taken(name, replacements, options)
 
     def _taken(
-        self, name: str, became: Mapping[str, Any], already: Collection[str], *, shown: str = ""
+        self, name: str, replacements: Mapping[str, Any], options: Collection[str], *, spelling: str = ""
     ) -> dict[str, Any]:
-        """The replacements of an option that are not set `already`. Also makes the note on the option."""
-        new = {option: value for option, value in became.items() if option not in already}
+        """The replacements of an option that are not in `options`. Also makes the note on the option."""
+        new = {option: value for option, value in replacements.items() if option not in options}
         if new:
-            self.notes[name] = f"taken as {shown or ' '.join(f'{option} {new[option]}' for option in new)}"
-            self.taken.add(name)
+            self.notes[name] = f"taken as {spelling or ' '.join(f'{option} {new[option]}' for option in new)}"
+            self.translations.add(name)
         else:
-            holds = "is given too, and holds" if len(became) == 1 else "are given too, and hold"
-            self.notes[name] = f"{' and '.join(became)} {holds}"
+            holds = "is given too, and holds" if len(replacements) == 1 else "are given too, and hold"
+            self.notes[name] = f"{' and '.join(replacements)} {holds}"
         return new
 
     @property
@@ -242,8 +246,8 @@ class ForeignOptions:
         """What became of the options, one line for each reason; "" if there were no foreign options."""
         groups = {
             "These options are not this project's, and the run goes on without their effect:": self.notes.keys()
-            - self.taken,
-            "These options have other names or values in this project:": self.taken,
+            - self.translations,
+            "These options have other names or values in this project:": self.translations,
         }
         return "\n".join(line for head, names in groups.items() if names for line in (head, *self._lines(names)))
 

@@ -6,10 +6,10 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 
-def convert_all(written: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def convert_all(options: Mapping[str, Any], kinds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Values by option, and a mistake for each option whose value cannot be read."""
     values, mistakes = {}, {}
-    for name, value in written.items():
+    for name, value in options.items():
         try:
             values[name] = convert(value, kinds[name])
         except ValueError as error:
@@ -25,7 +25,7 @@ def convert(value: Any, kind: Any) -> Any:
     """
     if get_origin(kind) is list:
         (item_kind,) = get_args(kind)
-        items = _items(value, of_texts=item_kind is str)
+        items = _items(value, are_texts=item_kind is str)
         return [convert(str(item) if _is_number(item) and item_kind is str else item, item_kind) for item in items]
     if get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in get_args(kind)}
@@ -41,7 +41,7 @@ def convert(value: Any, kind: Any) -> Any:
     return _convert_to_one_of(value, get_args(kind))
 
 
-def _items(value: Any, *, of_texts: bool) -> list[Any]:
+def _items(value: Any, *, are_texts: bool) -> list[Any]:
     """The items of a list, which may be given as the JSON of the list: `--stop_strings '["</answer>"]'`. If the items are
     texts, the JSON must begin with a text: `[1]` is itself a text, such as a reference to a source.
 
@@ -58,7 +58,7 @@ def _items(value: Any, *, of_texts: bool) -> list[Any]:
         if text.startswith(('["', "['")):
             raise ValueError("""a list as JSON, as in '["a", "b"]', or its items one by one, as in a b""") from None
         return items  # a text with brackets, such as [END]
-    return items if of_texts and read and not isinstance(read[0], str) else read
+    return items if are_texts and read and not isinstance(read[0], str) else read
 
 
 def _convert_to_one_of(value: Any, kinds: Sequence[Any]) -> Any:

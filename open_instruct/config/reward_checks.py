@@ -27,8 +27,8 @@ def reward_functions_are_apart(args: GRPOConfig) -> Iterator[str]:
         yield f"{shown(args, 'reward_weights')}: a weight is not finite. Give numbers."
     names = [spec.name for spec in args.reward_functions]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        yield f"{shown(args, 'reward_funcs')}: two functions are called {twice}, and metrics go by name. Rename one."
+        name = next(name for name in names if names.count(name) > 1)
+        yield f"{shown(args, 'reward_funcs')}: two functions are called {name}, and metrics go by name. Rename one."
 
 
 def reward_functions_fit_the_workflow(args: GRPOConfig) -> Iterator[str]:
@@ -99,4 +99,4 @@ def _makes_rewards_negative(args: GRPOConfig) -> list[str]:
         "non_stop_penalty_value": shaping.non_stop_reward is not None and shaping.non_stop_reward < 0,
         "r1_style_format_reward": shaping.form == "rewarded" and shaping.form_reward < 0,
     }
-    return [option for option, is_so in may_be_negative.items() if is_so]
+    return [option for option, is_negative in may_be_negative.items() if is_negative]

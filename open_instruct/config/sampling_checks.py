@@ -25,10 +25,10 @@ def evaluation_has_data_and_a_time(args: GRPOConfig) -> Iterator[str]:
     never = [evaluation_set.name for evaluation_set in args.evaluation_sets if evaluation_set.interval == NEVER]
     if never and not args.eval_on_step_0:
         data = "eval_sets" if args.eval_sets else "dataset_mixer_eval_list"
-        which = f" of {', '.join(never)}" if args.eval_sets else ""
+        suffix = f" of {', '.join(never)}" if args.eval_sets else ""
         cure = "Set local_eval_every or an interval" if args.eval_sets else "Set local_eval_every"
         options = shown(args, data, "local_eval_every", "eval_on_step_0")
-        yield f"{options}: the evaluation{which} would never run. {cure}, or leave out the datasets."
+        yield f"{options}: the evaluation{suffix} would never run. {cure}, or leave out the datasets."
     if args.eval_on_step_0 and not (args.dataset_mixer_eval_list or args.eval_sets):
         options = shown(args, "eval_on_step_0", "dataset_mixer_eval_list")
         yield f"{options}: there is nothing to evaluate on. Name datasets, or leave out eval_on_step_0."

@@ -90,13 +90,13 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 
 
 class Word(str):
-    """A word of a script: its value, and in `written` its text in the script."""
+    """A word of a script: its value, and in `spelling` its text in the script."""
 
-    written: str
+    spelling: str
 
-    def __new__(cls, value: str, written: str | None = None) -> "Word":
+    def __new__(cls, value: str, spelling: str | None = None) -> "Word":
         word = super().__new__(cls, value)
-        word.written = shlex.quote(value) if written is None else written
+        word.spelling = shlex.quote(value) if spelling is None else spelling
         return word
 
 
@@ -121,17 +121,17 @@ def shell_words(text: str, *, whole_line: bool = False) -> list[Word]:
     A quotation mark whose partner stands before the text is left out. With `whole_line`, the words of all commands in a line.
     """
     words: list[Word] = []
-    value = written = ""
+    value = spelling = ""
     is_target = False  # whether the word is the target of a redirection
     for piece in _PIECE.finditer(text + " "):
         if piece["space"] or piece["redirection"] or piece["end"]:
-            words += [Word(value, written)] if written and not is_target else []
-            is_target = bool(piece["redirection"]) or (is_target and not written)
-            value = written = ""
+            words += [Word(value, spelling)] if spelling and not is_target else []
+            is_target = bool(piece["redirection"]) or (is_target and not spelling)
+            value = spelling = ""
             if piece["end"] and not whole_line:
                 break
         elif not piece["unpaired"] and not piece["comment"]:
-            written += piece[0]
+            spelling += piece[0]
             quoted = piece["double"] and re.sub(r'\\([\\"$`])', r"\1", piece["double"])
             value += quoted or piece["single"] or piece["shell"] or piece["escaped"] or piece["plain"] or ""
     return words
@@ -175,32 +175,36 @@ def _joined(script: str) -> str:
 
 def _words_of_call(behind: str) -> list[Word]:
     """The words of one command, without `$@`, the script's own arguments."""
-    kept: list[Word] = []
+    words: list[Word] = []
     for word in shell_words(behind):
-        if word in ("&&", "||") or _ESCAPED_END.fullmatch(word.written):
+        if word in ("&&", "||") or _ESCAPED_END.fullmatch(word.spelling):
             break
-        last = word.written.endswith("\\;")
-        kept.append(Word(word.removesuffix(";"), word.written.removesuffix("\\;")) if last else word)
+        last = word.spelling.endswith("\\;")
+        words.append(Word(word.removesuffix(";"), word.spelling.removesuffix("\\;")) if last else word)
         if last:
             break
-    return [word for word in kept if word not in ("$@", "${@}")]
+    return [word for word in words if word not in ("$@", "${@}")]
 
 
 def _arrays(script: str) -> dict[str, list[Word]]:
     """The words of each array that the script defines once and never adds to."""
     text = _joined(script)
-    found = list(_ARRAY.finditer(text))
-    names = [one[1] for one in found]
-    return {one[1]: shell_words(text[one.end() :]) for one in found if names.count(one[1]) == 1 and one[2] == "="}
+    matches = list(_ARRAY.finditer(text))
+    names = [match[1] for match in matches]
+    return {
+        match[1]: shell_words(text[match.end() :])
+        for match in matches
+        if names.count(match[1]) == 1 and match[2] == "="
+    }
 
 
 def _with_arrays(words: Sequence[Word], arrays: Mapping[str, list[Word]]) -> Iterator[Word]:
     """The words, with each array replaced by its words."""
     for word in words:
-        array = _ALL_OF_ARRAY.fullmatch(word.written)
+        array = _ALL_OF_ARRAY.fullmatch(word.spelling)
         if array and array[1] in arrays:
-            others = {name: of_it for name, of_it in arrays.items() if name != array[1]}
-            yield from _with_arrays(arrays[array[1]], others)
+            rest = {name: items for name, items in arrays.items() if name != array[1]}
+            yield from _with_arrays(arrays[array[1]], rest)
         else:
             yield word
 
@@ -217,8 +221,10 @@ def _not_looked_at(script: str, words: Sequence[Word]) -> list[str]:
     first = next((number for number, word in enumerate(words) if word.startswith("--")), len(words))
     names: list[str] = []
     for number, word in enumerate(words):
-        in_it = _VARIABLE.findall(word.written)
-        names += [name for name in in_it if number < first or name in with_options or f"${{{name}[" in word.written]
+        variables = _VARIABLE.findall(word.spelling)
+        names += [
+            name for name in variables if number < first or name in with_options or f"${{{name}[" in word.spelling
+        ]
     return list(dict.fromkeys(names))
 
 
@@ -243,7 +249,7 @@ def surroundings(script: str) -> list[str]:
             notes.append(f"in the environment: {value.partition('=')[0]}")
         elif name == "num_nodes" and value not in ("", "1"):
             notes.append(f"on {value} nodes: docs/guides/multi_node.md says how")
-    variables = dict.fromkeys(name for word in words for name in _VARIABLE.findall(word.written))
+    variables = dict.fromkeys(name for word in words for name in _VARIABLE.findall(word.spelling))
     return [*notes, *([f"variables of the script: {', '.join(variables)}"] if variables else [])]
 
 
@@ -256,19 +262,19 @@ def options_in(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             if name:
                 yield name, values
             name, equals, value = word[2:].partition("=")
-            written = _behind_equals(word.written) if isinstance(word, Word) else None
+            spelling = _behind_equals(word.spelling) if isinstance(word, Word) else None
             name, values = name.replace("-", "_"), []
             if equals:
-                values.append(Word(value, written))
+                values.append(Word(value, spelling))
         elif name:
             values.append(word)
     if name:
         yield name, values
 
 
-def _behind_equals(written: str) -> str:
+def _behind_equals(spelling: str) -> str:
     """`"$OUT"` for `"--output_dir=$OUT"`: the value, with the quotation mark that was opened before the option."""
-    before, _, value = written.partition("=")
+    before, _, value = spelling.partition("=")
     return next((mark for mark in "\"'" if before.count(mark) % 2), "") + value
 
 
@@ -279,64 +285,64 @@ def translated(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """
     result = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
     notes: dict[str, str] = {}
-    options = [(written, _in_full(written), given) for written, given in options_in(words)]
+    options = [(spelling, _in_full(spelling), arguments) for spelling, arguments in options_in(words)]
     last = {name: number for number, (_, name, _) in enumerate(options)}
-    options = [one for number, one in enumerate(options) if one[1] not in EARLIER or last[one[1]] == number]
-    said = {name.removeprefix("no_") if name not in OURS else name for _, name, _ in options if name in OUR_WORDS}
-    for written, name, given in options:
-        values = [OTHER_VALUES.get(name, {}).get(value, value) for value in given]
+    options = [option for number, option in enumerate(options) if option[1] not in EARLIER or last[option[1]] == number]
+    names = {name.removeprefix("no_") if name not in OURS else name for _, name, _ in options if name in OUR_WORDS}
+    for spelling, name, arguments in options:
+        values = [OTHER_VALUES.get(name, {}).get(value, value) for value in arguments]
         if name in WITHOUT_EFFECT:
-            notes[written] = f"left out: {WITHOUT_EFFECT[name]}"
+            notes[spelling] = f"left out: {WITHOUT_EFFECT[name]}"
         elif name in REFUSED:
             nothing = asks_for_nothing(name, " ".join(values))
-            notes[written] = "left out: it asks for nothing" if nothing else f"NOT HERE: {REFUSED[name]}"
+            notes[spelling] = "left out: it asks for nothing" if nothing else f"NOT HERE: {REFUSED[name]}"
         elif name in EARLIER:
-            became, notes[written] = _earlier(name, values, said)
-            result += became
+            replacements, notes[spelling] = _earlier(name, values, names)
+            result += replacements
         elif name not in OUR_WORDS:
-            notes[written] = "NOT KNOWN here"
-        elif values == ["None"] and given != ["None"]:
-            notes[written] = f"left out: {given[0]} is not there in open-instruct either"
+            notes[spelling] = "NOT KNOWN here"
+        elif values == ["None"] and arguments != ["None"]:
+            notes[spelling] = f"left out: {arguments[0]} is not there in open-instruct either"
         else:
             result += [f"--{name}", *values]
             if name in DIFFERENT:
-                notes[written] = DIFFERENT[name]
+                notes[spelling] = DIFFERENT[name]
             if name == "tools" and (absent := [value for value in values if value in SERVICES]):
-                notes[written] = "; ".join(f"NOT HERE: {value}: {SERVICES[value]}" for value in absent)
+                notes[spelling] = "; ".join(f"NOT HERE: {value}: {SERVICES[value]}" for value in absent)
     return result, notes
 
 
-def _in_full(written: str) -> str:
+def _in_full(name: str) -> str:
     """The full name of an option. A name that is itself an option of open-instruct is not an abbreviation."""
-    if written in {*EARLIER, *WITHOUT_EFFECT, *REFUSED, *OUR_WORDS}:
-        return written
-    longer = [one for one in OUR_WORDS if one.startswith(written)]
-    return longer[0] if len(longer) == 1 else written
+    if name in {*EARLIER, *WITHOUT_EFFECT, *REFUSED, *OUR_WORDS}:
+        return name
+    longer = [option for option in OUR_WORDS if option.startswith(name)]
+    return longer[0] if len(longer) == 1 else name
 
 
-def _earlier(name: str, values: list[str], said: set[str]) -> tuple[list[str], str]:
-    """The words that replace an option in this project, and the note on it. As in `grpo_fast.py`, options that are in `said`
-    already keep their values; new options are added to `said`."""
+def _earlier(name: str, values: list[str], names: set[str]) -> tuple[list[str], str]:
+    """The words that replace an option in this project, and the note on it. As in `grpo_fast.py`, options that are in `names`
+    already keep their values; new options are added to `names`."""
     try:
-        became = (
+        replacements = (
             {RENAMED[name]: values} if name in RENAMED else BY_VALUE[name](values[0] if len(values) == 1 else values)
         )
     except ValueError as error:
         return [], f"NOT HERE: {error}"
-    new = {option: value for option, value in became.items() if option not in said}
+    new = {option: value for option, value in replacements.items() if option not in names}
     if not new:
-        return [], f"left out: {' and '.join(became)} is given too"
-    said.update(new)
+        return [], f"left out: {' and '.join(replacements)} is given too"
+    names.update(new)
     words = []
     for option, value in new.items():
         words += [f"--{option}", *(value if isinstance(value, list) else [value])]
-    here = RENAMED.get(name, " ".join(words))
-    return words, "; ".join([f"is {here} here", *(DIFFERENT[one] for one in new if one in DIFFERENT)])
+    text = RENAMED.get(name, " ".join(words))
+    return words, "; ".join([f"is {text} here", *(DIFFERENT[option] for option in new if option in DIFFERENT)])
 
 
 def _quoted(word: str) -> str:
     """The word quoted for a shell. A word with a variable stays as it is written, because `${DATA}` may be several words."""
-    return word.written if isinstance(word, Word) and "$" in word.written else shlex.quote(word)
+    return word.spelling if isinstance(word, Word) and "$" in word.spelling else shlex.quote(word)
 
 
 def as_text(words: Sequence[str], notes: dict[str, str], around: Sequence[str] = ()) -> str:
@@ -347,11 +353,11 @@ def as_text(words: Sequence[str], notes: dict[str, str], around: Sequence[str] =
             lines.append(f"    {word}")
         else:
             lines[-1] += f" {_quoted(word)}"
-    told = [f"# --{name}: {note}" for name, note in notes.items()]
+    comments = [f"# --{name}: {note}" for name, note in notes.items()]
     named = {line.split()[0][2:] for line in lines[1:]}
-    told += [f"# --{name}, which is not named: {DIFFERENT[name]}" for name in DEFAULTS if name not in named]
-    told = [f"# {note}" for note in around] + told
-    return " \\\n".join(lines) + "\n\n" + "\n".join(told) + "\n"
+    comments += [f"# --{name}, which is not named: {DIFFERENT[name]}" for name in DEFAULTS if name not in named]
+    comments = [f"# {note}" for note in around] + comments
+    return " \\\n".join(lines) + "\n\n" + "\n".join(comments) + "\n"
 
 
 def main() -> int:

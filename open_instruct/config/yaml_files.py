@@ -60,7 +60,7 @@ def compose(program: YamlProgram, argv: Sequence[str]) -> dict[str, Any]:
     if mistakes := [f"{override:.200}: {mistake}" for override, mistake in wrong if mistake]:
         raise UsageError(mistakes)
     bare = [override.removeprefix("++").removeprefix("+") for override in overrides]
-    written = [
+    hydra_overrides = [
         f"++{b}" if not b.startswith("~") and program.may_be_new(b.partition("=")[0]) else override
         for override, b in zip(overrides, bare, strict=True)
     ]
@@ -68,7 +68,7 @@ def compose(program: YamlProgram, argv: Sequence[str]) -> dict[str, Any]:
     try:
         check_yaml(path.read_text(encoding="utf-8"))
         with hydra.initialize_config_dir(str(directory), version_base=None):
-            return OmegaConf.to_container(hydra.compose(name, written), resolve=True)  # type: ignore[return-value]
+            return OmegaConf.to_container(hydra.compose(name, hydra_overrides), resolve=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError([_as_mistake(program, error, overrides, path)]) from None
     except yaml.YAMLError as error:
@@ -108,8 +108,8 @@ def _misspelled(override: str) -> str:
 def _deletes_an_option(program: YamlProgram, override: str) -> str:
     """What to write instead of an override that deletes an option (`~section.key`), or ""."""
     key = override.removeprefix("~").partition("=")[0]
-    known = program.keys()
-    if not override.startswith("~") or not program.may_be_new(key) or key.rpartition(".")[2] not in known:
+    keys = program.keys()
+    if not override.startswith("~") or not program.may_be_new(key) or key.rpartition(".")[2] not in keys:
         return ""
     return f"an option cannot be deleted. Write {key}=null, which leaves its default."
 
@@ -122,18 +122,18 @@ def _read_command_line(program: YamlProgram, argv: Sequence[str]) -> tuple[Path,
     parser.add_argument("--config-path", "-cp", default=str(CONFIG_DIRECTORY), help="directory of the YAML file")
     parser.add_argument("--config-name", "-cn", default=program.config_name, help="name of the YAML file")
     parser.add_argument("overrides", nargs="*", metavar=program.override, help="values that win over those in the file")
-    given, unknown = parser.parse_known_intermixed_args(argv)  # overrides may also follow flags
+    namespace, unknown = parser.parse_known_intermixed_args(argv)  # overrides may also follow flags
     if unknown:
         raise UsageError(
             [f"{word}: no such option. Options of a run are written {program.override}." for word in unknown]
         )
-    directory = Path(given.config_path).resolve()
-    name = given.config_name.removesuffix(".yaml")
+    directory = Path(namespace.config_path).resolve()
+    name = namespace.config_name.removesuffix(".yaml")
     if not (directory / f"{name}.yaml").is_file():
         raise UsageError(
-            [f"--config-path {given.config_path} --config-name {name}: no such file. Check directory and name."]
+            [f"--config-path {namespace.config_path} --config-name {name}: no such file. Check directory and name."]
         )
-    return directory, name, given.overrides
+    return directory, name, namespace.overrides
 
 
 def _as_mistake(program: YamlProgram, error: Exception, overrides: Sequence[str], path: Path) -> str:
@@ -141,11 +141,11 @@ def _as_mistake(program: YamlProgram, error: Exception, overrides: Sequence[str]
     for override in overrides:
         key = override.partition("=")[0].lstrip("+~")
         name = key.rpartition(".")[2]
-        known = program.keys()
+        keys = program.keys()
         if f"'{key}'" in str(error) or name in str(error):
-            if name in known:
+            if name in keys:
                 return f"{override}: {_first_line(error)}."
-            return f"{override}: {unknown_key(name, sorted(known), program.listed)}"
+            return f"{override}: {unknown_key(name, sorted(keys), program.listed)}"
     return (
         f"{_first_line(error)}. Overrides are written {program.override}."
         if overrides
@@ -157,9 +157,9 @@ def _first_line(error: BaseException) -> str:
     """First line of an error's text. For a grammar error (`${` without an end) the first line of its cause is added."""
     from omegaconf.errors import GrammarParseError
 
-    said = str(error).strip().partition("\n")[0].rstrip(".")
+    line = str(error).strip().partition("\n")[0].rstrip(".")
     cause = _first_line(error.__cause__) if isinstance(error.__cause__, GrammarParseError) else ""
-    return ": ".join(filter(None, (said, cause)))
+    return ": ".join(filter(None, (line, cause)))
 
 
 def unknown_key(key: str, keys: Sequence[str], listed: str) -> str:
@@ -185,11 +185,11 @@ def in_terms_of_the_file(mistake: str, place: Callable[[str], str]) -> str:
         absent[name] = None
         return name
 
-    told = re.sub(r"--(?!help)(\w+)", key, mistake)
+    text = re.sub(r"--(?!help)(\w+)", key, mistake)
     if not absent:
-        return told
+        return text
     stand = "stands" if len(absent) == 1 else "stand"
     return (
-        f"{told} {' and '.join(absent)} {stand} in no section of the file. Any section may have it, as in "
+        f"{text} {' and '.join(absent)} {stand} in no section of the file. Any section may have it, as in "
         f"trainer.{next(iter(absent))}=VALUE."
     )
