@@ -62,12 +62,12 @@ class DatasetCache:
         path = self._path(key)
         if path is None:
             return
-        told = np.frombuffer(json.dumps([asdict(source) for source in report.sources]).encode(), dtype=np.uint8)
+        report_bytes = np.frombuffer(json.dumps([asdict(source) for source in report.sources]).encode(), dtype=np.uint8)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
                 try:
-                    np.savez(file, **{"report": told} | dataset.arrays())  # type: ignore[arg-type]
+                    np.savez(file, **{"report": report_bytes} | dataset.arrays())  # type: ignore[arg-type]
                     os.replace(file.name, path)
                 except BaseException:
                     os.unlink(file.name)
@@ -97,8 +97,8 @@ def cache_key(sources: Sequence[tuple[str, Any, str]], facts: Mapping[str, Any],
     code = [_hash_of_file(Path(module)) if os.path.isfile(module) else None for module in modules]
     if None in contents or None in code:
         return None
-    told = [list(map(str, source)) for source in sources]
-    parts = json.dumps([told, contents, code, facts, _code()], sort_keys=True, default=str)
+    entries = [list(map(str, source)) for source in sources]
+    parts = json.dumps([entries, contents, code, facts, _code()], sort_keys=True, default=str)
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 

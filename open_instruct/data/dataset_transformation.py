@@ -115,10 +115,10 @@ def _parse(mixer_list: Sequence[str], splits: Sequence[str], flag: str) -> list[
     """Name, amount and split of each source."""
     try:
         pairs = parse_mixer_list(mixer_list, flag)
-        of_names = splits_of_names(splits, len(pairs), f"{flag}_splits")
+        splits = splits_of_names(splits, len(pairs), f"{flag}_splits")
     except ValueError as err:
         raise DatasetError(str(err)) from err
-    return [(name, amount, split) for (name, amount), split in zip(pairs, of_names, strict=True)]
+    return [(name, amount, split) for (name, amount), split in zip(pairs, splits, strict=True)]
 
 
 @dataclass
@@ -137,7 +137,7 @@ class _Source:
 
     def __post_init__(self) -> None:
         self.report = SourceReport(self.name)
-        self._kept = array("q")  # numbers of the kept rows, in the dataset's order from `_first` on
+        self._numbers = array("q")  # numbers of the kept rows, in the dataset's order from `_first` on
         self._first = 0
 
     def load_into(self, builder: PromptDatasetBuilder, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -148,9 +148,9 @@ class _Source:
             rows = iter(self._checked(self._rows()))
             with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as thread:
                 while batch := list(itertools.islice(rows, BATCH_ROWS)):
-                    coming = make_prompts(batch, tokenizer, thread)
+                    prompts = make_prompts(batch, tokenizer, thread)
                     self._take(waiting, builder)
-                    waiting = coming
+                    waiting = prompts
                 self._take(waiting, builder)
         except SourceError as err:
             self.mistakes.add(f"{self.name}: {err}")
@@ -181,13 +181,13 @@ class _Source:
     def _repeat(self, builder: PromptDatasetBuilder) -> None:
         """Repeat rows if `amount` asks for more than there are. Rows that were left out count too, and are left out again."""
         num_rows = self.report.num_rows
-        wanted = self.amount if isinstance(self.amount, int) else int(self.amount * num_rows)
-        if wanted <= num_rows or not num_rows:
+        total = self.amount if isinstance(self.amount, int) else int(self.amount * num_rows)
+        if total <= num_rows or not num_rows:
             return
-        repeats, drawn = rows_of_amount(num_rows, wanted)
-        kept = np.frombuffer(self._kept, np.int64)
-        places = np.searchsorted(kept, drawn[np.isin(drawn, kept)])
-        for place in itertools.chain(*[range(len(kept))] * (repeats - 1), places.tolist()):
+        repeats, drawn = rows_of_amount(num_rows, total)
+        numbers = np.frombuffer(self._numbers, np.int64)
+        places = np.searchsorted(numbers, drawn[np.isin(drawn, numbers)])
+        for place in itertools.chain(*[range(len(numbers))] * (repeats - 1), places.tolist()):
             builder.add_again(self._first + place)
             self.report.num_repeated += 1
 
@@ -246,7 +246,7 @@ class _Source:
             elif self.rules.held_out and prompt_key(token_ids) in self.rules.held_out:
                 self.report.num_excluded += 1
             else:
-                self._kept.append(row.number)
+                self._numbers.append(row.number)
                 self.report.num_kept += 1
                 builder.add(
                     token_ids=token_ids,

@@ -24,34 +24,34 @@ class Mistakes:
 
     def __init__(self) -> None:
         self.count = 0
-        self._shown: list[str] = []
+        self._mistakes: list[str] = []
         self._alike: dict[tuple[str, str], tuple[int, int]] = {}
-        """For each source and row problem: index in `_shown`, and number of further rows of the source with the same problem."""
+        """For each source and row problem: index in `_mistakes`, and number of further such rows of the source."""
 
     def add(self, mistake: str) -> None:
         self.count += 1
-        if len(self._shown) < MOST_MISTAKES_SHOWN:
-            self._shown.append(mistake)
+        if len(self._mistakes) < MOST_MISTAKES_SHOWN:
+            self._mistakes.append(mistake)
 
     def add_row(self, source: str, place: object, problem: str) -> None:
         """Add a row's problem. Further rows of the source with the same problem are only counted, in the first row's message."""
         if (source, problem) in self._alike:
-            number, others = self._alike[source, problem]
-            self._alike[source, problem] = number, others + 1
+            number, count = self._alike[source, problem]
+            self._alike[source, problem] = number, count + 1
             return
-        if len(self._shown) < MOST_MISTAKES_SHOWN:
-            self._alike[source, problem] = len(self._shown), 0
+        if len(self._mistakes) < MOST_MISTAKES_SHOWN:
+            self._alike[source, problem] = len(self._mistakes), 0
         self.add(f"{source} {place}: {problem}")
 
     def raise_any(self) -> None:
         """Raises `DatasetError` if there are any mistakes."""
         if not self.count:
             return
-        told = list(self._shown)
-        for number, others in self._alike.values():
-            told[number] += f" The same holds for {others} more row{'s' * (others > 1)}." if others else ""
-        more = [f"and {self.count - len(self._shown)} more"] if self.count > len(self._shown) else []
-        raise DatasetError("\n".join(told + more))
+        messages = list(self._mistakes)
+        for number, count in self._alike.values():
+            messages[number] += f" The same holds for {count} more row{'s' * (count > 1)}." if count else ""
+        more = [f"and {self.count - len(self._mistakes)} more"] if self.count > len(self._mistakes) else []
+        raise DatasetError("\n".join(messages + more))
 
 
 def parse_mixer_list(mixer_list: Sequence[str], flag: str = "--dataset_mixer_list") -> list[tuple[str, Amount]]:

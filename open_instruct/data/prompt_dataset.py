@@ -136,8 +136,8 @@ class PromptDataset:
     def _columns_of(self, row: int) -> dict[str, Any] | None:
         if not len(self._columns):
             return None
-        written = self._columns[row].tobytes()
-        return json.loads(written) if written else None
+        data = self._columns[row].tobytes()
+        return json.loads(data) if data else None
 
     def dataset_of(self, row: int) -> str:
         """The `dataset` of a row, without reading the rest of the row."""

@@ -291,13 +291,13 @@ def check_ground_truth(
         raise RowError(f"the verifier cannot use the ground truth ({type(err).__name__}: {err})") from err
 
 
-def _as_json(value: object, what: str) -> str:
+def _as_json(value: object, subject: str) -> str:
     """A value of a row as JSON, which is how a run keeps it. Raises `RowError` if JSON has no such value."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as err:
         raise RowError(
-            f"{what} is no value of JSON ({err}): write dates, bytes and the like as text, got {value!r:.80}"
+            f"{subject} is no value of JSON ({err}): write dates, bytes and the like as text, got {value!r:.80}"
         ) from err
 
 
@@ -339,9 +339,9 @@ def _check_dataset(value: object, rules: RowRules, *, column: str = DATASET_KEY)
     if isinstance(value, str) and value in rules.datasets:
         return rules.datasets[value]
     values = value if isinstance(value, list) else names_of_verifiers(value) if isinstance(value, str) else []
-    if not values or not all(isinstance(one, str) for one in values):
+    if not values or not all(isinstance(name, str) for name in values):
         raise RowError(f"'{column}' must be the name of a verifier, or a list of names, got {value!r:.80}")
-    checked = SEPARATOR.join(_check_verifier(one, rules, column) for one in values)
+    checked = SEPARATOR.join(_check_verifier(name, rules, column) for name in values)
     if isinstance(value, str):
         rules.datasets[value] = checked
     return checked
@@ -352,9 +352,9 @@ def _check_verifier(value: str, rules: RowRules, column: str) -> str:
     _check_text(value, f"'{column}'")
     name = rules.remap.get(value.lower(), value)
     if verifier_name(name, rules.known_verifiers) is None:
-        known = sorted(rules.known_verifiers)
-        near = difflib.get_close_matches(name.lower()[:100], known, n=1)  # 100: the time is quadratic
-        hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(known)}"
+        names = sorted(rules.known_verifiers)
+        near = difflib.get_close_matches(name.lower()[:100], names, n=1)  # 100: the time is quadratic
+        hint = f"nearest: {near[0]}" if near else f"there are: {', '.join(names)}"
         if name != value:
             raise RowError(
                 f"unknown verifier {name!r:.80}, which --remap_verifier puts in place of {value!r:.80}; {hint}"
@@ -373,7 +373,7 @@ def _check_messages(value: object) -> list[dict[str, Any]]:
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RowError(f"a message must be an object with role and content, got {message!r:.80}")
-        further = {key: given for key, given in message.items() if key not in MESSAGE_KEYS and given is not None}
+        further = {key: entry for key, entry in message.items() if key not in MESSAGE_KEYS and entry is not None}
         content = message.get("content")
         if content is None and further:
             content = ""  # a message may consist only of calls
@@ -387,13 +387,13 @@ def _check_messages(value: object) -> list[dict[str, Any]]:
     return messages
 
 
-def _check_text(text: str, what: str) -> None:
+def _check_text(text: str, subject: str) -> None:
     if text.isascii():
         return
     try:
         text.encode()
     except UnicodeEncodeError as err:  # half a surrogate pair: JSON can contain it, and no tokenizer accepts it
-        raise RowError(f"{what} is not valid text: {err}") from err
+        raise RowError(f"{subject} is not valid text: {err}") from err
 
 
 def _prompt_messages(messages: list[dict[str, Any]], system_prompt: str | None) -> list[dict[str, Any]]:

@@ -169,7 +169,7 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
         # The checkpoint may contain only the names of the data. Data that cannot be read now are reported elsewhere.
         same = _any_names if says_which_data(saved) else operator.eq
         sources = (_different_sources(flag, before, now["options"], same=same) for flag in _MIXER_LISTS.values())
-        return [*options.values(), *(told for of_list in sources for told in of_list)]
+        return [*options.values(), *(line for lines in sources for line in lines)]
     texts = _different_texts(saved["texts"], now["texts"])
     tokenizer = _different_tokenizer(saved["tokenizer"], now["tokenizer"])
     explained = bool(texts or tokenizer or options.keys() & set(_CHANGE_PROMPTS))
@@ -177,7 +177,7 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     passes_over_prompts = explained or len(dates) > 1
     passed_over = {"prompts"} if passes_over_prompts else set()
     passed_over |= {"ground_truths"} if options.keys() & set(_CHANGE_GROUND_TRUTHS) else set()
-    data = [told for key in _DATA for told in _different_data(key, saved, now, passed_over=passed_over)]
+    data = [line for key in _DATA for line in _different_data(key, saved, now, passed_over=passed_over)]
     return [*options.values(), *texts, *tokenizer, *data]
 
 
@@ -200,13 +200,13 @@ def _is_same_model(saved: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def _different_texts(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    told = {
+    templates = {
         (True, True): "--{name} holds another text now",
         (True, False): "--{name} was given, now it is not",
         (False, True): "--{name} was not given, now it is",
     }
     return [
-        told[saved[name] is not None, now[name] is not None].format(name=name)
+        templates[saved[name] is not None, now[name] is not None].format(name=name)
         for name in sorted(saved.keys() & now.keys())  # a workflow may have texts of its own
         if saved[name] != now[name]
     ]
@@ -214,8 +214,8 @@ def _different_texts(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _different_tokenizer(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     compared = set(_TOKENIZER_PARTS)
-    known = saved.get("rules") is not None and now["rules"] is not None
-    if not known or saved.get("libraries") != now["libraries"] or saved["words"] != now["words"]:
+    has_rules = saved.get("rules") is not None and now["rules"] is not None
+    if not has_rules or saved.get("libraries") != now["libraries"] or saved["words"] != now["words"]:
         compared.remove("rules")  # other words have other rules
     changed = [text for part, text in _TOKENIZER_PARTS.items() if part in compared and saved[part] != now[part]]
     return [f"the tokenizer ({saved['name']} then, {now['name']} now) has {', '.join(changed)}"] if changed else []
@@ -235,19 +235,19 @@ def _different_sources(
 ) -> list[str]:
     """How a mixer list differs: its length, its amounts, the split of each source, and names that are not `same`."""
     saved = now | saved  # an option that an earlier version did not save counts as the same
-    then, here = _sources(saved, flag), _sources(now, flag)
-    if then is None or here is None or len(then) != len(here):
+    sources_then, sources = _sources(saved, flag), _sources(now, flag)
+    if sources_then is None or sources is None or len(sources_then) != len(sources):
         names = flag, f"{flag}_splits"
         return [f"--{name} was {saved[name]!r}, now {now[name]!r}" for name in names if saved[name] != now[name]]
-    told = []
-    if not all(same(one[0], other[0]) for one, other in zip(then, here, strict=True)):
-        told.append(f"--{flag} was {saved[flag]!r}, now {now[flag]!r}")
-    for (_, amount_then, split_then), (name, amount, split) in zip(then, here, strict=True):
+    lines = []
+    if not all(same(source_then[0], source[0]) for source_then, source in zip(sources_then, sources, strict=True)):
+        lines.append(f"--{flag} was {saved[flag]!r}, now {now[flag]!r}")
+    for (_, amount_then, split_then), (name, amount, split) in zip(sources_then, sources, strict=True):
         if repr(amount_then) != repr(amount):  # 1 is one row, and 1.0 is all rows
-            told.append(f"--{flag}: the amount of {name} was {amount_then!r}, now {amount!r}")
+            lines.append(f"--{flag}: the amount of {name} was {amount_then!r}, now {amount!r}")
         if split_then != split:
-            told.append(f"--{flag}_splits: the split of {name} was {split_then!r}, now {split!r}")
-    return told
+            lines.append(f"--{flag}_splits: the split of {name} was {split_then!r}, now {split!r}")
+    return lines
 
 
 def _sources(options: dict[str, Any], flag: str) -> list[tuple[str, Amount, str]] | None:

@@ -142,7 +142,7 @@ def _notes_on_template(
         for number in range(min(len(dataset), ROWS_TO_LOOK_AT)):
             schemas = workflow.row_schemas(dataset[number].facts or {})
             if schemas:
-                row, tools = dataset[number], [str(one["function"]["name"]) for one in schemas]
+                row, tools = dataset[number], [str(schema["function"]["name"]) for schema in schemas]
                 break
     prompt = ChatCodec(tokenizer).decode_all(row.prompt.tolist())
     wants_form, was_chosen = args.apply_r1_style_format_reward, args.chat_template_name is not None
@@ -151,7 +151,7 @@ def _notes_on_template(
 
 def _notes_on_verifiers(args: GRPOConfig, datasets: Sequence[PromptDataset]) -> tuple[str, ...]:
     """Notes on files whose verifiers score no row, because rows or `--remap_verifier` were probably forgotten."""
-    names = {name for dataset in datasets for one in dataset.dataset_names for name in names_of_verifiers(one)}
+    names = {name for dataset in datasets for entry in dataset.dataset_names for name in names_of_verifiers(entry)}
     cure = "the column 'dataset' of a row, --default_verifier or --remap_verifier would name one"
     unused = unused_modules(args.verifier_modules, names)
     return tuple(f"--verifier_modules {module}: its verifiers score no row; {cure}" for module in unused)
@@ -178,11 +178,11 @@ def _load(
         return None, []  # this mistake has been reported already
     cache = _cache(args)
     key = _cache_key(args, tokenizer, mixer, system_prompt, exclude)
-    if key is not None and (found := cache.find(key)) is not None:
-        if refused := _refused_here(found[0]):
+    if key is not None and (entry := cache.find(key)) is not None:
+        if refused := _refused_here(entry[0]):
             mistakes.extend(f"{shown(args, mixer.flag)}: {reason}" for reason in refused)
             return None, []
-        return found[0], [found[1]]
+        return entry[0], [entry[1]]
     started = time.monotonic()
     try:
         dataset, report = load_prompts(
@@ -233,8 +233,8 @@ def _cache_key(
     args: GRPOConfig, tokenizer: Any, mixer: Mixer, system_prompt: str | None, exclude: PromptDataset | None
 ) -> str | None:
     """The key of a dataset in the cache; None if a source cannot be read, or the tokenizer is not fully known."""
-    workflow, of_tokenizer = args.workflow, tokenizer_identity(tokenizer, args.tokenizer_name)
-    if of_tokenizer["rules"] is None:
+    workflow, identity = args.workflow, tokenizer_identity(tokenizer, args.tokenizer_name)
+    if identity["rules"] is None:
         return None
     try:
         pairs = parse_mixer_list(mixer.words)
@@ -242,7 +242,7 @@ def _cache_key(
     except ValueError:
         return None  # `load_prompts` says what is wrong
     facts = {
-        "tokenizer": of_tokenizer,
+        "tokenizer": identity,
         "exclude": exclude and exclude.fingerprint(),
         "system_prompt": system_prompt,
         "verifier_config": asdict(args.verifier_config),

@@ -45,23 +45,23 @@ def _of_fields(changes: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any]
 
 
 def _of_pairs(
-    of_key: Callable[[Any], Any] | None, of_value: Callable[[Any], Any] | None
+    change_key: Callable[[Any], Any] | None, change_value: Callable[[Any], Any] | None
 ) -> Callable[[Any], Any] | None:
-    key_as_written, value_as_written = of_key or _unchanged, of_value or _unchanged
+    key_as_written, value_as_written = change_key or _unchanged, change_value or _unchanged
 
     def change(value: Any) -> Any:
         return value and [(key_as_written(key), value_as_written(part)) for key, part in value]
 
-    return change if of_key or of_value else None
+    return change if change_key or change_value else None
 
 
-def _of_items(of_item: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    item_as_written = of_item or _unchanged
+def _of_items(change_item: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    item_as_written = change_item or _unchanged
 
     def change(value: Any) -> Any:
         return [item_as_written(item) for item in value] if isinstance(value, list) else value
 
-    return change if of_item else None
+    return change if change_item else None
 
 
 def _unchanged(value: Any) -> Any:

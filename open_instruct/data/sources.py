@@ -180,9 +180,9 @@ def content_of_hub(entry: str, split: str, cache_dir: str | None = None) -> str:
 
 def hub_settings(settings: str) -> tuple[str | None, str | None]:
     """Configuration and revision from `config=main&revision=v1`. Raises `SourceError` for any other form."""
-    given = {name: value for name, _, value in (part.partition("=") for part in settings.split("&") if part)}
-    config, revision = given.pop("config", None), given.pop("revision", None)
-    if given:
+    values = {name: value for name, _, value in (part.partition("=") for part in settings.split("&") if part)}
+    config, revision = values.pop("config", None), values.pop("revision", None)
+    if values:
         raise SourceError(f"?{settings}: it may name config and revision, such as ?config=main&revision=v1")
     return config, revision
 
@@ -198,12 +198,12 @@ def _load_hub(name: str, settings: str, split: str, cache_dir: str | None) -> "d
             revised = {} if revision is None else {"revision": revision}
             dataset = datasets.load_dataset(name, config, split=split, cache_dir=cache_dir, **revised)  # type: ignore[call-overload]
     except Exception as err:  # network, hub and format errors have no common base class; the user sees all of them
-        what = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
-        which = f"split {split!r}" + (f", configuration {config!r}" if config else "")
-        said = " ".join(str(err).split())
-        cure = "" if config or "Config" not in said else f" (a configuration is named like {name}{CONFIG_MARK}main)"
-        said += cure + _cause(err) + (_broken_row(Path(name)) if os.path.isdir(name) else "")
-        raise SourceError(f"{what} could not be loaded, {which}: {type(err).__name__}: {said}") from err
+        subject = "this directory" if os.path.isdir(name) else "no file or directory here, and as a hub name it"
+        part = f"split {split!r}" + (f", configuration {config!r}" if config else "")
+        reason = " ".join(str(err).split())
+        cure = "" if config or "Config" not in reason else f" (a configuration is named like {name}{CONFIG_MARK}main)"
+        reason += cure + _cause(err) + (_broken_row(Path(name)) if os.path.isdir(name) else "")
+        raise SourceError(f"{subject} could not be loaded, {part}: {type(err).__name__}: {reason}") from err
     assert isinstance(dataset, datasets.Dataset), type(dataset)
     return dataset
 
@@ -225,11 +225,11 @@ def _broken_row(directory: Path) -> str:
             if path.suffix == ".json" and _is_json(path):
                 continue  # it may describe the data
             rows = _json_lines(path, None) if path.suffix == ".jsonl" else _json(path, None)
-            found = next((f" {row.place}: {row.problem}" for row in rows if row.problem), None)
+            problem = next((f" {row.place}: {row.problem}" for row in rows if row.problem), None)
         except (SourceError, OSError) as err:
-            found = f": {err}"
-        if found:
-            return f" ({path}{found})"
+            problem = f": {err}"
+        if problem:
+            return f" ({path}{problem})"
     return ""
 
 
@@ -283,17 +283,17 @@ def _without_progress_bars() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _columns_to_read(there: Sequence[str], columns: Columns | None) -> list[str]:
+def _columns_to_read(file_columns: Sequence[str], columns: Columns | None) -> list[str]:
     if columns is None:
-        return list(there)
-    found = [next((name for name in names if name in there or not name), None) for names in columns]
-    missing = [names[0] for names, name in zip(columns, found, strict=True) if name is None]
-    if missing and has_proto_columns(there):
+        return list(file_columns)
+    matches = [next((name for name in names if name in file_columns or not name), None) for names in columns]
+    missing = [names[0] for names, name in zip(columns, matches, strict=True) if name is None]
+    if missing and has_proto_columns(file_columns):
         optional = [name for names in columns if not names[-1] for name in names if name]
-        return [column for column in there if column in (*COLUMNS, *optional)]
+        return [column for column in file_columns if column in (*COLUMNS, *optional)]
     if missing:
         raise SourceError(
-            f"has no column {', '.join(missing)}; it has: {', '.join(there)} "
+            f"has no column {', '.join(missing)}; it has: {', '.join(file_columns)} "
             "(--sft_messages_key, --ground_truths_key and --default_verifier say what to read)"
         )
-    return [name for name in found if name]
+    return [name for name in matches if name]

@@ -50,8 +50,8 @@ class TemplateAudit:
             ("earlier turns stay as they were", self.keeps_prefix),
             ("tools are described", self.shows_tools),
         ]
-        said = {True: "yes", False: "no", None: "not known"}
-        return "chat template: " + "; ".join(f"{what}: {said[value]}" for what, value in facts)
+        words = {True: "yes", False: "no", None: "not known"}
+        return "chat template: " + "; ".join(f"{fact}: {words[value]}" for fact, value in facts)
 
     def warnings(
         self, *, wants_form: bool, prompt: str, was_chosen: bool = True, tools: Sequence[str] = ()
