@@ -78,7 +78,7 @@ def cluster_nodes() -> list[Node]:
 
 
 def reserve(
-    asked: Asked, *, timeout_s: float, probe_s: float = PROBE_S, on_poll: Callable[[], None] = lambda: None
+    request: Asked, *, timeout_s: float, probe_s: float = PROBE_S, on_poll: Callable[[], None] = lambda: None
 ) -> Reservation:
     """Reserve places for what is asked. Finding out which GPU each place has may take `probe_s` seconds. While there is no room,
     `on_poll` is called now and then.
@@ -89,40 +89,42 @@ def reserve(
             says what was asked for and what every node has.
     """
     deadline = time.monotonic() + timeout_s
-    shares = _wait_for_room(asked, deadline, timeout_s, on_poll)
-    nodes = [share.node.node_id for share in shares for _ in range(share.num_places(asked))]
+    shares = _wait_for_room(request, deadline, timeout_s, on_poll)
+    nodes = [share.node.node_id for share in shares for _ in range(share.num_places(request))]
     group = placement_group(
-        [dict(asked.place) for _ in nodes],
+        [dict(request.place) for _ in nodes],
         strategy="PACK",
         bundle_label_selector=[{NODE_ID_LABEL: node_id} for node_id in nodes],
     )
     wait_s = max(math.ceil(deadline - time.monotonic()), MAKE_S)  # Ray rounds down: half a second would be 0
     if not group.wait(timeout_seconds=wait_s):
         remove_placement_group(group)
-        raise CannotPlace(f"the placement group was not ready in {wait_s} s. {_asked_and_there(asked)}")
+        raise CannotPlace(f"the placement group was not ready in {wait_s} s. {_asked_and_there(request)}")
     places = bundle_places(group, probe_s=probe_s)
-    return Reservation(group, *split_roles(hardware_order(places), places, shares, asked))
+    return Reservation(group, *split_roles(hardware_order(places), places, shares, request))
 
 
-def _wait_for_room(asked: Asked, deadline: float, timeout_s: float, on_poll: Callable[[], None]) -> list[NodeShare]:
+def _wait_for_room(request: Asked, deadline: float, timeout_s: float, on_poll: Callable[[], None]) -> list[NodeShare]:
     home = ray.get_runtime_context().get_node_id()
     while True:
         nodes = cluster_nodes()
         try:
-            return plan_placement(nodes, asked, home=home)
+            return plan_placement(nodes, request, home=home)
         except CannotPlace as error:
             try:
-                plan_placement(nodes, asked, home=home, of_total=True)
+                plan_placement(nodes, request, home=home, assumes_idle=True)
             except CannotPlace as never:
-                raise CannotPlace(f"{never}. {_asked_and_there(asked)}") from None
+                raise CannotPlace(f"{never}. {_asked_and_there(request)}") from None
             if time.monotonic() > deadline:
-                raise CannotPlace(f"no room after {timeout_s:g} s: {error}. {_asked_and_there(asked)}") from None
+                raise CannotPlace(f"no room after {timeout_s:g} s: {error}. {_asked_and_there(request)}") from None
         on_poll()
         time.sleep(POLL_S)
 
 
-def _asked_and_there(asked: Asked) -> str:
-    return f"Asked for: {asked}. Nodes: {describe_nodes(cluster_nodes(), asked.place)}. Ask for fewer, or add nodes."
+def _asked_and_there(request: Asked) -> str:
+    return (
+        f"Asked for: {request}. Nodes: {describe_nodes(cluster_nodes(), request.place)}. Ask for fewer, or add nodes."
+    )
 
 
 def bundle_places(group: PlacementGroup, *, probe_s: float = PROBE_S) -> dict[int, BundlePlace]:
@@ -147,11 +149,11 @@ def _node_of_bundle(group: PlacementGroup) -> dict[int, str]:
 
 
 def _count_slots(node_of_bundle: dict[int, str]) -> dict[int, int]:
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     slots = {}
     for index, node_id in sorted(node_of_bundle.items()):
-        slots[index] = seen.get(node_id, 0)
-        seen[node_id] = slots[index] + 1
+        slots[index] = counts.get(node_id, 0)
+        counts[node_id] = slots[index] + 1
     return slots
 
 

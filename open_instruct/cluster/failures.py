@@ -26,7 +26,7 @@ def root_cause(error: BaseException) -> str:
     return (last if isinstance(error, ThreadFailed) else f"{type(error).__name__}: {last}")[:500]
 
 
-def failure_of(what: str, error: BaseException) -> str:
+def failure_of(subject: str, error: BaseException) -> str:
     """One line that names what failed, and the original cause of the error."""
     cause = root_cause(error)
-    return cause if cause.startswith(f"{what} failed: ") else f"{what} failed: {cause}"
+    return cause if cause.startswith(f"{subject} failed: ") else f"{subject} failed: {cause}"

@@ -40,7 +40,7 @@ class NodeWatch:
         self._learner_nodes = learner_nodes
         self._engine_nodes = engine_nodes
         self._looked_at = 0.0
-        self._told: set[str] = set()
+        self._reported_ids: set[str] = set()
 
     def describe(self) -> str:
         """The node of each learner and engine, as text."""
@@ -59,10 +59,10 @@ class NodeWatch:
         residence = self._engine_nodes().get(engine)
         for node in ray.nodes():
             if node["NodeID"] == residence and _is_gone(node):
-                lost = self._lost(node["NodeID"], node["NodeManagerAddress"])
-                if not lost.learners:  # else `lost` must report the node as the cause of the learners' death
-                    self._told.add(lost.node_id)
-                return lost
+                lost_node = self._lost(node["NodeID"], node["NodeManagerAddress"])
+                if not lost_node.learners:  # else `lost` must report the node as the cause of the learners' death
+                    self._reported_ids.add(lost_node.node_id)
+                return lost_node
         return None
 
     def lost(self) -> list[LostNode]:
@@ -73,14 +73,14 @@ class NodeWatch:
         return self._look(lambda node: not node["Alive"])
 
     def _look(self, is_dead: Callable[[dict[str, Any]], bool]) -> list[LostNode]:
-        residents = {*self._learner_nodes, *self._engine_nodes().values()} - self._told
+        residents = {*self._learner_nodes, *self._engine_nodes().values()} - self._reported_ids
         nodes = [node for node in ray.nodes() if node["NodeID"] in residents]
         dead = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if is_dead(node)}
-        found = []
+        lost_nodes = []
         for node_id in sorted(dead):
-            self._told.add(node_id)
-            found.append(self._lost(node_id, dead[node_id]))
-        return found
+            self._reported_ids.add(node_id)
+            lost_nodes.append(self._lost(node_id, dead[node_id]))
+        return lost_nodes
 
     def _lost(self, node_id: str, address: str) -> LostNode:
         learners = [rank for rank, node in enumerate(self._learner_nodes) if node == node_id]

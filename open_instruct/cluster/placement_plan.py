@@ -73,13 +73,13 @@ class NodeShare:
     colocated: int = field(default=0, repr=False)
     """Number of learners' places that engines share."""
 
-    def num_engine_places(self, asked: "Asked") -> int:
-        return self.num_engines * asked.places_per_engine
+    def num_engine_places(self, request: "Asked") -> int:
+        return self.num_engines * request.places_per_engine
 
-    def num_places(self, asked: "Asked") -> int:
+    def num_places(self, request: "Asked") -> int:
         """Number of places of both roles together."""
-        engines = self.num_engine_places(asked)
-        return max(self.num_learners, engines) if asked.colocate else self.num_learners + engines
+        engines = self.num_engine_places(request)
+        return max(self.num_learners, engines) if request.colocate else self.num_learners + engines
 
     def take(self, num_places: int) -> None:
         self.room -= num_places
@@ -90,7 +90,9 @@ class CannotPlace(ValueError):
     """The cluster does not have enough resources; the message says which are missing."""
 
 
-def plan_placement(nodes: Iterable[Node], asked: Asked, *, home: str = "", of_total: bool = False) -> list[NodeShare]:
+def plan_placement(
+    nodes: Iterable[Node], request: Asked, *, home: str = "", assumes_idle: bool = False
+) -> list[NodeShare]:
     """How many learners and engines each node takes. Returns the nodes that take any, in the order of their addresses.
 
     Learners of one entry of `learners_per_node` share a node, and entries get different nodes if there are enough: (2, 1) puts
@@ -98,72 +100,76 @@ def plan_placement(nodes: Iterable[Node], asked: Asked, *, home: str = "", of_to
 
     Args:
         home: id of the driver's node. Learners prefer this node, because the first learner writes the files.
-        of_total: plan as if nothing were in use.
+        assumes_idle: plan as if nothing were in use.
 
     Raises:
         CannotPlace: there is not enough room; the message has the numbers.
     """
-    shares = [_share(node, asked, node.total if of_total else node.free) for node in nodes]
+    shares = [_share(node, request, node.total if assumes_idle else node.free) for node in nodes]
     shares.sort(key=lambda share: (address_key(share.node.address), share.node.node_id))
-    _place_learners(shares, asked, home)
-    if asked.colocate:
-        _share_learners_places(shares, asked)
+    _place_learners(shares, request, home)
+    if request.colocate:
+        _share_learners_places(shares, request)
     else:
-        _place_engines(shares, asked)
+        _place_engines(shares, request)
     return [share for share in shares if share.num_learners or share.num_engines]
 
 
-def _share(node: Node, asked: Asked, amounts: Mapping[str, float]) -> NodeShare:
+def _share(node: Node, request: Asked, amounts: Mapping[str, float]) -> NodeShare:
     room = min(
-        (int(amounts.get(name, 0.0) / amount + EPSILON) for name, amount in asked.place.items() if amount), default=0
+        (int(amounts.get(name, 0.0) / amount + EPSILON) for name, amount in request.place.items() if amount), default=0
     )
-    return NodeShare(node, room, comfortable=room // asked.places_per_core)
+    return NodeShare(node, room, comfortable=room // request.places_per_core)
 
 
-def _place_learners(shares: Sequence[NodeShare], asked: Asked, home: str) -> None:
-    for wanted in sorted(asked.learners_per_node, reverse=True):
-        able = [share for share in shares if share.room >= wanted]
-        if not able:
-            raise CannotPlace(f"no node has room for {counted(wanted, 'learner')}{_beside(shares)}: {_rooms(shares)}")
+def _place_learners(shares: Sequence[NodeShare], request: Asked, home: str) -> None:
+    for num_learners in sorted(request.learners_per_node, reverse=True):
+        candidates = [share for share in shares if share.room >= num_learners]
+        if not candidates:
+            raise CannotPlace(
+                f"no node has room for {counted(num_learners, 'learner')}{_beside(shares)}: {_rooms(shares)}"
+            )
         # The tightest fit among nodes without learners, so that larger nodes stay free for engines.
         best = min(
-            able,
+            candidates,
             key=lambda share: (
                 share.num_learners > 0,
-                share.comfortable < wanted,
+                share.comfortable < num_learners,
                 share.node.node_id != home,
                 share.room,
             ),
         )
-        best.num_learners += wanted
-        best.take(wanted)
+        best.num_learners += num_learners
+        best.take(num_learners)
 
 
-def _place_engines(shares: Sequence[NodeShare], asked: Asked) -> None:
-    size = asked.places_per_engine
-    for number in range(asked.num_engines):
-        able = [share for share in shares if share.room >= size]
-        if not able:
+def _place_engines(shares: Sequence[NodeShare], request: Asked) -> None:
+    size = request.places_per_engine
+    for number in range(request.num_engines):
+        candidates = [share for share in shares if share.room >= size]
+        if not candidates:
             raise CannotPlace(
-                f"no node has room for engine {number + 1} of {asked.num_engines}, {counted(size, 'place')}{_beside(shares)}: "
+                f"no node has room for engine {number + 1} of {request.num_engines}, {counted(size, 'place')}{_beside(shares)}: "
                 f"{_rooms(shares)}"
             )
-        best = next((share for share in able if share.comfortable >= size), None) or max(able, key=lambda s: s.room)
+        best = next((share for share in candidates if share.comfortable >= size), None) or max(
+            candidates, key=lambda s: s.room
+        )
         best.num_engines += 1
         best.take(size)
 
 
-def _share_learners_places(shares: Sequence[NodeShare], asked: Asked) -> None:
-    size = asked.places_per_engine
-    for number in range(asked.num_engines):
-        able = [share for share in shares if share.num_learners - share.colocated >= size]
-        if not able:
+def _share_learners_places(shares: Sequence[NodeShare], request: Asked) -> None:
+    size = request.places_per_engine
+    for number in range(request.num_engines):
+        candidates = [share for share in shares if share.num_learners - share.colocated >= size]
+        if not candidates:
             raise CannotPlace(
-                f"colocated engine {number + 1} of {asked.num_engines} needs {size} learners on one node to share places with; "
-                f"there are {' + '.join(map(str, asked.learners_per_node))} learners"
+                f"colocated engine {number + 1} of {request.num_engines} needs {size} learners on one node to share places with; "
+                f"there are {' + '.join(map(str, request.learners_per_node))} learners"
             )
-        able[0].num_engines += 1
-        able[0].colocated += size
+        candidates[0].num_engines += 1
+        candidates[0].colocated += size
 
 
 def _beside(shares: Sequence[NodeShare]) -> str:
@@ -220,7 +226,7 @@ def address_key(address: str) -> tuple:
 
 
 def split_roles(
-    order: Sequence[int], places: Mapping[int, BundlePlace], shares: Sequence[NodeShare], asked: Asked
+    order: Sequence[int], places: Mapping[int, BundlePlace], shares: Sequence[NodeShare], request: Asked
 ) -> tuple[list[int], list[int]]:
     """Bundles of the learners and of the engines, each in hardware order.
 
@@ -229,8 +235,8 @@ def split_roles(
     actor: list[int] = []
     rollout: list[int] = []
     for share in shares:
-        mine = [index for index in order if places[index].node_id == share.node.node_id]
-        actor += mine[: share.num_learners]
-        first = 0 if asked.colocate else share.num_learners
-        rollout += mine[first:][: share.num_engine_places(asked)]
+        indices = [index for index in order if places[index].node_id == share.node.node_id]
+        actor += indices[: share.num_learners]
+        first = 0 if request.colocate else share.num_learners
+        rollout += indices[first:][: share.num_engine_places(request)]
     return actor, rollout

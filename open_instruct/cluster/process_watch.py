@@ -42,11 +42,11 @@ def find_stopped(pids: Sequence[int]) -> list[int]:
     """Those of `pids` that are stopped or have started a process that is stopped. Verifier processes are left out, because the
     verifier pool watches them."""
     table = process_table()  # asking for the children of each of `pids` would read the whole table for each of them
-    found: set[int] = set()
+    ancestors: set[int] = set()
     for pid, (state, _) in table.items():
         if state in STOPPED and not _is_of_verifiers(pid):
-            found.update(_line_of(pid, table))
-    return [pid for pid in pids if pid in found]
+            ancestors.update(_line_of(pid, table))
+    return [pid for pid in pids if pid in ancestors]
 
 
 def _line_of(pid: int, table: Mapping[int, tuple[str, int]]) -> Iterator[int]:
@@ -127,17 +127,17 @@ class ProcessWatch:
                     self._note(node, ray.get(ref), now)
         for node, pids in by_node.items():
             if node not in self._eyes:
-                there = NodeAffinitySchedulingStrategy(node, soft=False)
-                ask = self._find_stopped.options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+                strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+                ask = self._find_stopped.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
                 self._eyes[node] = ask.remote(pids)
 
     def _pids_by_node(self) -> dict[str, list[int]]:
         """Process ids of the actors that are alive now, by node."""
-        known = ray._private.state.actors()
+        actors = ray._private.state.actors()
         self._names.clear()
         self.dead = []
         for name, actor in self._actors().items():
-            facts = known.get(actor._actor_id.hex(), {})
+            facts = actors.get(actor._actor_id.hex(), {})
             if facts.get("State") == "DEAD":
                 self.dead.append(name)
             if facts.get("State") == "ALIVE" and facts.get("Pid"):
@@ -218,7 +218,9 @@ def ray_processes_here() -> dict[str, int]:
     names = {"gcs_server": "Ray's GCS", "raylet": "Ray's raylet"}
     if node.head:
         return {
-            names[kind]: found[0].process.pid for kind, found in node.all_processes.items() if kind in names and found
+            names[kind]: processes[0].process.pid
+            for kind, processes in node.all_processes.items()
+            if kind in names and processes
         }
     belongs_to = {"gcs_server": node.session_name, "raylet": node.raylet_socket_name}
     return {

@@ -86,11 +86,11 @@ class Lock:
     def held(self, timeout_s: float = ACQUIRE_S) -> Iterator[None]:
         """Own the lock for the length of a `with` block. Raises a `TimeoutError` that names the owner of the lock."""
         try:
-            got_it = ray.get(self._acquire(timeout_s), timeout=timeout_s + REPLY_S)
+            is_granted = ray.get(self._acquire(timeout_s), timeout=timeout_s + REPLY_S)
         except ray.exceptions.GetTimeoutError:
             self._line().close()  # otherwise the keeper might later grant the lock, and this process would not know
             raise
-        if not got_it:
+        if not is_granted:
             holder = ray.get(self._keeper.holder.remote(), timeout=REPLY_S)
             raise TimeoutError(
                 f"the lock did not become free within {timeout_s:g} s; {holder or 'nobody'} holds it now"

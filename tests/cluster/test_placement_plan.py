@@ -122,7 +122,7 @@ def test_what_others_use_is_not_there_but_is_of_the_total() -> None:
     nodes = gpu_nodes(8, used={1: 6})
     with pytest.raises(CannotPlace, match=r"no node has room for 4 learners: 10\.0\.0\.1 has 2 places left"):
         plan_placement(nodes, asked(4))
-    assert placed(nodes, asked(4), of_total=True) == [("10.0.0.1", 4, 0)]
+    assert placed(nodes, asked(4), assumes_idle=True) == [("10.0.0.1", 4, 0)]
 
 
 def test_the_message_has_the_numbers() -> None:
