@@ -37,20 +37,20 @@ class ControlCalls:
         Raises `TimeoutError` if the engine thread does not begin the command in time (the command then never runs), or does not
         finish it in time.
         """
-        done: Future = Future()
+        reply: Future = Future()
         with self._lock:
             is_served = self.is_served
             if is_served:
-                self._waiting.append((command, done))
+                self._waiting.append((command, reply))
                 self._lock.notify_all()
         if not is_served:
             return run_in_short_lived_thread(command)
         try:
-            return done.result(timeout=self._timeout_s)
+            return reply.result(timeout=self._timeout_s)
         except TimeoutError as error:
-            if done.done():
+            if reply.done():
                 raise  # the command itself raised it
-            did_not = "take up" if done.cancel() else "finish"
+            did_not = "take up" if reply.cancel() else "finish"
             raise TimeoutError(
                 f"engine {self._engine_id}: the engine thread did not {did_not} a control call for {self._timeout_s:g} s"
             ) from error
@@ -59,16 +59,16 @@ class ControlCalls:
         """Run all waiting commands; called by the engine thread. The command's caller gets its error. `EngineCoreLost` is also
         raised here, because it means that the engine itself is lost."""
         while self._waiting:
-            command, done = self._waiting.popleft()
-            if not done.set_running_or_notify_cancel():
+            command, reply = self._waiting.popleft()
+            if not reply.set_running_or_notify_cancel():
                 continue  # its caller has given up
             try:
-                done.set_result(command())
+                reply.set_result(command())
             except EngineCoreLost as error:
-                done.set_exception(error)
+                reply.set_exception(error)
                 raise
             except Exception as error:
-                done.set_exception(error)
+                reply.set_exception(error)
 
     def close(self) -> None:
         """The engine thread ends. Callers that still wait get `EngineCoreLost`, because this engine can only be replaced."""
@@ -76,6 +76,6 @@ class ControlCalls:
             self.is_served = False
             self._lock.notify_all()
             while self._waiting:
-                _, done = self._waiting.popleft()
-                if done.set_running_or_notify_cancel():
-                    done.set_exception(EngineCoreLost(f"engine {self._engine_id} has stopped"))
+                _, reply = self._waiting.popleft()
+                if reply.set_running_or_notify_cancel():
+                    reply.set_exception(EngineCoreLost(f"engine {self._engine_id} has stopped"))

@@ -39,8 +39,8 @@ def cause_is_told() -> Iterator[None]:
 
 def cause_in(output: str) -> str:
     """The first error that a process of vLLM has logged, because it causes the later errors; "" if there is none."""
-    found = _ERROR.search(output)
-    return found["error"].strip() if found else ""
+    match = _ERROR.search(output)
+    return match["error"].strip() if match else ""
 
 
 def _output_files() -> Iterator[Path]:

@@ -29,19 +29,19 @@ def cleaned_up_when_this_process_ends(abort_file: Path) -> Iterator[None]:
 
     `abort_file` is then removed too, and so are the files that those processes had in shared memory at the end of the block.
     """
-    not_of_the_engine = child_processes()
+    pids_before = child_processes()
     os.environ[ENGINE_MARK] = uuid.uuid4().hex
     cleanup = CleanupProcess(f"{ENGINE_MARK}={os.environ[ENGINE_MARK]}", [abort_file])
-    of_the_engine: set[int] = set()
+    pids: set[int] = set()
     try:
         yield
-        of_the_engine = child_processes() - not_of_the_engine
+        pids = child_processes() - pids_before
     finally:
         del os.environ[ENGINE_MARK]
-        if not of_the_engine:  # nothing to clean up, or vLLM itself ends the processes that it had started
+        if not pids:  # nothing to clean up, or vLLM itself ends the processes that it had started
             cleanup.dismiss()
-    if of_the_engine:
-        cleanup.tell(of_the_engine, files_of_workers())
+    if pids:
+        cleanup.tell(pids, files_of_workers())
         cleanup_processes.append(cleanup)
 
 
@@ -55,13 +55,13 @@ def files_of_workers() -> set[Path]:
 
     Files are found by their inodes, because a process that makes a semaphore maps a file that is renamed afterwards.
     """
-    mine = psutil.Process()
-    of_workers = {inode for worker in mine.children(recursive=True) for inode in mapped(worker.pid)}
-    own = mapped(mine.pid)
+    process = psutil.Process()
+    worker_inodes = {inode for worker in process.children(recursive=True) for inode in mapped(worker.pid)}
+    own_inodes = mapped(process.pid)
     return {
         Path(file.path)
         for file in os.scandir(SHARED_MEMORY)
-        if file.inode() in of_workers or (file.inode() in own and file.name.startswith(SEMAPHORE))
+        if file.inode() in worker_inodes or (file.inode() in own_inodes and file.name.startswith(SEMAPHORE))
     }
 
 

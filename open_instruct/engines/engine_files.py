@@ -17,7 +17,7 @@ PREFIX = "open_instruct-engine-"
 LONGEST_PATH = 107 - len("/00000000-0000-0000-0000-000000000000")
 """Longest path of a directory in which vLLM can make a socket: the kernel takes at most 107 bytes for the socket's path."""
 _LOCK = "lock"
-_of_this_process: "list[EngineFiles]" = []
+_files: "list[EngineFiles]" = []
 
 
 class EngineFiles:
@@ -36,7 +36,7 @@ class EngineFiles:
         self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)  # children do not hold the lock
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         new.rename(directory / _LOCK)  # an engine that starts at this moment finds no lock, or a held one
-        _of_this_process.append(self)
+        _files.append(self)
 
     @property
     def env(self) -> dict[str, str]:
@@ -70,8 +70,8 @@ class EngineFiles:
 
 def remove_own_files() -> None:
     """Remove the directories that this process has made."""
-    while _of_this_process:
-        _of_this_process.pop().remove()
+    while _files:
+        _files.pop().remove()
 
 
 def remove_those_of_the_dead() -> None:

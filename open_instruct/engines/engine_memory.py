@@ -82,11 +82,11 @@ def engine_memory(args: GRPOConfig, device: Device, *, copies_on_cpu: float | No
         cache = CPU_KV_CACHE_BYTES
     else:
         cache = max(int(args.vllm_gpu_memory_utilization * (device.memory.total_bytes() or 0)) - weights, 0)
-    of_token = cache_bytes_per_token(config.get_text_config(), device.torch_dtype.itemsize, workers)
+    token_bytes = cache_bytes_per_token(config.get_text_config(), device.torch_dtype.itemsize, workers)
     return EngineMemory(
         weights=weights,
         cache=cache,
-        num_cached_tokens=cache // of_token // BLOCK_TOKENS * BLOCK_TOKENS,
+        num_cached_tokens=cache // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS,
         program=PROGRAM_BYTES if device.kind == "cpu" else 0,
         asleep=page_locked_bytes(tensors) if device.kind != "cpu" else 0,
     )

@@ -103,38 +103,42 @@ class GenerationLoop:
             if not self._engine.has_unfinished_requests():
                 with self._lock:
                     self._lock.wait_for(lambda: self._calls or not self._work.will_submit, FIRST_REQUESTS_S)
-        while (held := self._work.admit()) is not None:
-            prompt: dict[str, Any] = {"prompt_token_ids": held.prompt.tolist()}
-            if salt := self._cache_salt(held):
+        while (request := self._work.admit()) is not None:
+            prompt: dict[str, Any] = {"prompt_token_ids": request.prompt.tolist()}
+            if salt := self._cache_salt(request):
                 prompt["cache_salt"] = salt
             try:
-                self._engine.add_request(held.request_id, prompt, sampling_params(held.sampling))
-                self._kv_ages.note_admitted(held.prompt, version=held.version, salt=salt)
+                self._engine.add_request(request.request_id, prompt, sampling_params(request.sampling))
+                self._kv_ages.note_admitted(request.prompt, version=request.version, salt=salt)
             except Exception as error:  # users write workflows, and one wrong request must not end the engine
                 if not is_refusal(error):
                     raise
-                self._hand_over(held, held.failed(f"refused by vLLM: {error}"))
+                self._hand_over(request, request.failed(f"refused by vLLM: {error}"))
 
-    def _cache_salt(self, held: TrackedRequest) -> str:
+    def _cache_salt(self, request: TrackedRequest) -> str:
         """The name of the part of the prefix cache that the request shares; "" is the part that all weight versions share."""
-        return f"version {held.version}" if held.sampling.needs_fresh_cache and self._kv_ages.keeps_old_blocks else ""
+        return (
+            f"version {request.version}"
+            if request.sampling.needs_fresh_cache and self._kv_ages.keeps_old_blocks
+            else ""
+        )
 
     def _finish(self, output: Any) -> None:
-        held = self._work.get(output.request_id)
-        if held is not None:  # None: the request was broken off or given up
-            answer = held.answer(output)
-            aged = self._kv_ages.aged(
-                held.prompt,
+        request = self._work.get(output.request_id)
+        if request is not None:  # None: the request was broken off or given up
+            answer = request.answer(output)
+            completions = self._kv_ages.aged(
+                request.prompt,
                 output.num_cached_tokens,
                 answer.completions,
-                version=held.version,
-                salt=self._cache_salt(held),
+                version=request.version,
+                salt=self._cache_salt(request),
             )
-            self._hand_over(held, replace(answer, completions=aged))
+            self._hand_over(request, replace(answer, completions=completions))
 
-    def _hand_over(self, held: TrackedRequest, answer: Answer) -> None:
+    def _hand_over(self, request: TrackedRequest, answer: Answer) -> None:
         self.num_generated_tokens += answer.statistics.num_response_tokens
-        self._work.hand_over(held, answer)
+        self._work.hand_over(request, answer)
 
     def _abort_given_up(self) -> None:
         """Abort requests that were given up. They would occupy sequences and cache up to their last token."""
@@ -146,9 +150,9 @@ class GenerationLoop:
         limit_s = self._generation_timeout
         if limit_s is None:
             return
-        for held in self._work.later_than(limit_s):
-            self._engine.abort_request([held.request_id])
-            self._hand_over(held, held.failed(f"generation_timeout: over {limit_s:g} s"))
+        for request in self._work.later_than(limit_s):
+            self._engine.abort_request([request.request_id])
+            self._hand_over(request, request.failed(f"generation_timeout: over {limit_s:g} s"))
 
     @property
     def idle_s(self) -> float:

@@ -126,8 +126,8 @@ class ServerPool:
             self._waiting.popleft()
 
     def _least_loaded(self, avoid: Server | None) -> Server | None:
-        up = [server for server in self.servers if server.down_since is None]
-        free = [server for server in up if server.in_flight < server.num_slots]
+        servers = [server for server in self.servers if server.down_since is None]
+        free = [server for server in servers if server.in_flight < server.num_slots]
         return min(free, key=lambda server: (server is avoid, server.in_flight), default=None)
 
     def mark_down(self, server: Server) -> None:
@@ -153,9 +153,9 @@ class ServerPool:
         self._hand_out()
 
     def _gone_too_long(self) -> EnginesDown | None:
-        down = [server.down_since for server in self.servers if server.down_since is not None]
-        gone_s = time.monotonic() - max(down)
-        if len(down) < len(self.servers) or gone_s <= self._max_downtime_s:
+        outages = [server.down_since for server in self.servers if server.down_since is not None]
+        gone_s = time.monotonic() - max(outages)
+        if len(outages) < len(self.servers) or gone_s <= self._max_downtime_s:
             return None
         urls = ", ".join(server.url for server in self.servers)
         return EnginesDown(

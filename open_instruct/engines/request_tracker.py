@@ -97,8 +97,8 @@ class RequestTracker:
     def set_version(self, version: int) -> list[PromptRequest]:
         """The engine serves `version` from now on. Returns the prompts that have waited for it. Their rollouts may now begin."""
         with self._lock:
-            waited, self._version = self._waiting_for_version(), version
-            return [prompt for prompt in waited if prompt.issue_version <= version]
+            prompts, self._version = self._waiting_for_version(), version
+            return [prompt for prompt in prompts if prompt.issue_version <= version]
 
     def _waiting_for_version(self) -> list[PromptRequest]:
         """Prompts that arrived before the weights that they were issued for. Their rollouts have not begun."""
@@ -128,8 +128,8 @@ class RequestTracker:
         An id may not be used again while the engine may still have an earlier request with this id, because the answer would
         go to the wrong request. To give the request up, cancel the future.
         """
-        held = TrackedRequest(request_id, prompt, sampling, Future())
-        held.reply.add_done_callback(lambda reply: self._give_up(held) if reply.cancelled() else None)
+        request = TrackedRequest(request_id, prompt, sampling, Future())
+        request.reply.add_done_callback(lambda reply: self._give_up(request) if reply.cancelled() else None)
         prompt_id = request_id.partition("/")[0]
         with self._lock:
             assert request_id not in self._requests, request_id
@@ -137,21 +137,21 @@ class RequestTracker:
                 self._rollouts[prompt_id] = None
             if not self._requests:
                 self.began_at = time.monotonic()
-            self._requests[request_id] = held
-            self._to_admit.append(held)
+            self._requests[request_id] = request
+            self._to_admit.append(request)
             self._lock.notify_all()
-        return held.reply
+        return request.reply
 
-    def _give_up(self, held: TrackedRequest) -> None:
+    def _give_up(self, request: TrackedRequest) -> None:
         """The caller no longer waits for the answer. The request occupies no room here from now on. If the engine has the
         request, the engine will abort it."""
         with self._lock:
-            if self._requests.pop(held.request_id, None) is None:
+            if self._requests.pop(request.request_id, None) is None:
                 return  # the request was answered or broken off
-            if held.admitted is None:
-                self._to_admit.remove(held)
+            if request.admitted is None:
+                self._to_admit.remove(request)
             else:
-                self._given_up.append(held.request_id)
+                self._given_up.append(request.request_id)
             self._lock.notify_all()
 
     def take_given_up(self) -> list[str]:
@@ -170,35 +170,35 @@ class RequestTracker:
         with self._lock:
             if not self._to_admit:
                 return None
-            held = self._to_admit.popleft()
-            held.admitted, held.stood_still_before_s = Moment(), self.stood_still_s
-            held.version = self._version
-            return held
+            request = self._to_admit.popleft()
+            request.admitted, request.stood_still_before_s = Moment(), self.stood_still_s
+            request.version = self._version
+            return request
 
     def get(self, request_id: str) -> TrackedRequest | None:
         """None if the request was broken off or given up."""
         return self._requests.get(request_id)
 
-    def hand_over(self, held: TrackedRequest, answer: Answer) -> None:
+    def hand_over(self, request: TrackedRequest, answer: Answer) -> None:
         """The request is done. Its rollout gets the answer, unless the rollout was broken off."""
         with self._lock:
-            self._requests.pop(held.request_id, None)  # it may have been given up meanwhile
+            self._requests.pop(request.request_id, None)  # it may have been given up meanwhile
             if not answer.error:
-                self._lengths.append(answer.statistics.num_response_tokens / held.sampling.n)
+                self._lengths.append(answer.statistics.num_response_tokens / request.sampling.n)
             self._lock.notify_all()
-        if held.reply.set_running_or_notify_cancel():
-            held.reply.set_result(answer)
+        if request.reply.set_running_or_notify_cancel():
+            request.reply.set_result(answer)
 
     def later_than(self, limit_s: float) -> list[TrackedRequest]:
         """Requests of rollouts that the engine has had for longer than `limit_s`, without the time in which it stood still."""
         with self._lock:
-            of_rollouts = [held for held in self._requests.values() if not held.request_id.startswith(DIRECT)]
-            return [held for held in of_rollouts if self._worked_s(held) > limit_s]
+            requests = [request for request in self._requests.values() if not request.request_id.startswith(DIRECT)]
+            return [request for request in requests if self._worked_s(request) > limit_s]
 
-    def _worked_s(self, held: TrackedRequest) -> float:
-        if held.admitted is None:
+    def _worked_s(self, request: TrackedRequest) -> float:
+        if request.admitted is None:
             return 0.0
-        return held.admitted.elapsed_s() - (self.stood_still_s - held.stood_still_before_s)
+        return request.admitted.elapsed_s() - (self.stood_still_s - request.stood_still_before_s)
 
     # --- room ---------------------------------------------------------------------------------------------------------
 
@@ -213,12 +213,12 @@ class RequestTracker:
             return False
         if not self._requests and not self._rollouts:
             return True
-        begun = [prompt.generation_config for prompt in self._without_request()]
-        held = [held.sampling for held in self._requests.values()]
-        num_seqs = max(sum(config.n for config in [*held, *begun]), len(self._rollouts))
+        configs = [prompt.generation_config for prompt in self._without_request()]
+        samplings = [request.sampling for request in self._requests.values()]
+        num_seqs = max(sum(config.n for config in [*samplings, *configs]), len(self._rollouts))
         length = sum(self._lengths) / len(self._lengths) if self._lengths else math.inf
-        num_tokens = sum(held.num_tokens(length) for held in self._requests.values())
-        num_tokens += sum(config.n * min(length, config.max_tokens) for config in begun)
+        num_tokens = sum(request.num_tokens(length) for request in self._requests.values())
+        num_tokens += sum(config.n * min(length, config.max_tokens) for config in configs)
         return num_seqs < self._max_num_seqs and num_tokens < self._max_tokens
 
     @property
@@ -234,7 +234,7 @@ class RequestTracker:
     @property
     def num_outstanding_tokens(self) -> int:
         """The largest number of tokens that all requests together can reach."""
-        return sum(int(held.num_tokens(math.inf)) for held in self._requests.values())
+        return sum(int(request.num_tokens(math.inf)) for request in self._requests.values())
 
     @property
     def has_rollouts(self) -> bool:

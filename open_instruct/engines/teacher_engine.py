@@ -38,7 +38,7 @@ class TeacherEngine:
         self._lock = threading.Lock()
         """Held by the thread that uses the engine."""
         self._num_requests = 0
-        self._done: dict[str, Any] = {}
+        self._outputs: dict[str, Any] = {}
         """Finished outputs that their call has not taken yet, by request id."""
 
     def ready(self) -> int:
@@ -58,7 +58,7 @@ class TeacherEngine:
         except EngineCoreLost:
             os._exit(1)  # Ray starts this actor again
         with self._lock:
-            outputs = [self._done.pop(request_id) for request_id in ids]
+            outputs = [self._outputs.pop(request_id) for request_id in ids]
         return os.getpid(), [
             self._read(output.prompt_logprobs, prompt, response)
             for output, (prompt, response) in zip(outputs, sequences, strict=True)
@@ -75,18 +75,18 @@ class TeacherEngine:
         self._num_requests += 1
         ids = np.concatenate([prompt, response])
         ids = np.where(ids < self._own_size, ids, 0).tolist()
-        asked = SamplingParams(
+        sampling = SamplingParams(
             max_tokens=1, temperature=0.0, prompt_logprobs=self._top_k, flat_logprobs=True, detokenize=False
         )
-        self._engine.add_request(request_id, {"prompt_token_ids": ids}, asked)
+        self._engine.add_request(request_id, {"prompt_token_ids": ids}, sampling)
         return request_id
 
     def _take_step(self, ids: Sequence[str]) -> bool:
         """Make one engine step, unless the sequences `ids` are all done. Returns whether they were done."""
         with self._lock:
-            if all(request_id in self._done for request_id in ids):
+            if all(request_id in self._outputs for request_id in ids):
                 return True
-            self._done.update({output.request_id: output for output in self._engine.step() if output.finished})
+            self._outputs.update({output.request_id: output for output in self._engine.step() if output.finished})
             return False
 
     def _read(self, flat: Any, prompt: np.ndarray, response: np.ndarray) -> TeacherLogprobs:

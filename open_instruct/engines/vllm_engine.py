@@ -174,7 +174,9 @@ class VLLMEngine:
         self._engine.engine_core.shutdown()
         remove_own_files()
 
-    def _ask(self, what: str, call: Callable[..., Any], *args: object, limited: bool = True, **kwargs: object) -> Any:
+    def _ask(
+        self, operation: str, call: Callable[..., Any], *args: object, limited: bool = True, **kwargs: object
+    ) -> Any:
         """Returns `call(*args, **kwargs)`.
 
         Raises:
@@ -192,12 +194,12 @@ class VLLMEngine:
                     raise
             except Exception as error:
                 if type(error).__name__ == CORE_DIED:
-                    raise EngineCoreLost(f"the engine core died; {what} was under way") from error
+                    raise EngineCoreLost(f"the engine core died; {operation} was under way") from error
                 raise
             if self._resources is not None and self._resources.engine_dead:
-                raise EngineCoreLost(f"the process of the engine core died; {what} was under way")
+                raise EngineCoreLost(f"the process of the engine core died; {operation} was under way")
             if time.monotonic() > ends_at:
-                raise EngineCoreLost(f"the engine core did not answer {what} in {self._timeout_s:g} s")
+                raise EngineCoreLost(f"the engine core did not answer {operation} in {self._timeout_s:g} s")
 
 
 class _CallThread:

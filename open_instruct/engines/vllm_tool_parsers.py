@@ -35,8 +35,8 @@ class VllmParsers:
         try:
             parser_class = ToolParserManager.get_tool_parser(name)
         except KeyError:
-            known = ", ".join(f"vllm_{one}" for one in ToolParserManager.list_registered())
-            raise RolloutFailed(f"vLLM has no parser {name}; there are {known}") from None
+            names = ", ".join(f"vllm_{entry}" for entry in ToolParserManager.list_registered())
+            raise RolloutFailed(f"vLLM has no parser {name}; there are {names}") from None
         request = ChatCompletionRequest(
             model="", messages=[], tools=list(schemas) or None
         )  # parsers look only at the tools
@@ -52,11 +52,11 @@ class VllmParsers:
 
         def calls(text: str) -> list[tuple[str, str]]:
             try:
-                found = parser_class(tokenizer, request.tools).extract_tool_calls(text, request)
+                extraction = parser_class(tokenizer, request.tools).extract_tool_calls(text, request)
             except Exception as error:  # a model's text may surprise a parser; such a text holds no call
                 logger.debug("vllm_%s: %s: %s", name, type(error).__name__, error)
                 return []
-            return [(call.function.name, call.function.arguments) for call in found.tool_calls]
+            return [(call.function.name, call.function.arguments) for call in extraction.tool_calls]
 
         return calls
 
@@ -77,13 +77,13 @@ def tool_parsers_are_there(args: GRPOConfig) -> list[str]:
     """What is wrong with a tool parser of vLLM that the workflow uses. vLLM is imported only if such a parser was chosen."""
     names = {option.name for option in fields(WORKFLOWS[args.rollout_workflow].options)}
     chosen = {name: getattr(args, name) for name in ("tool_parser_type", "agent_tool_parser_type") if name in names}
-    of_vllm = {name: kind.removeprefix(VLLM) for name, kind in chosen.items() if kind.startswith(VLLM)}
-    tokenizer = load_tokenizer(args)[0] if of_vllm else None
+    kinds = {name: kind.removeprefix(VLLM) for name, kind in chosen.items() if kind.startswith(VLLM)}
+    tokenizer = load_tokenizer(args)[0] if kinds else None
     if tokenizer is None:  # mistakes of the tokenizer are reported with the data
         return []
     parsers = VllmParsers(lambda: ChatCodec(tokenizer))
     problems = []
-    for name, parser in of_vllm.items():
+    for name, parser in kinds.items():
         try:
             parsers(parser, ())
         except RolloutFailed as error:

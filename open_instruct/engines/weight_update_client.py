@@ -172,10 +172,10 @@ class WeightUpdateClient:
         answers = {}
         while waiting:
             soonest = min(min(self._left_s[n] for n in waiting.values()) + started, self._ends_at)
-            done, _ = ray.wait(list(waiting), num_returns=1, timeout=max(soonest - time.monotonic(), 0.0))
+            ready_refs, _ = ray.wait(list(waiting), num_returns=1, timeout=max(soonest - time.monotonic(), 0.0))
             now = time.monotonic()
             for ref, number in list(waiting.items()):
-                if ref in done:
+                if ref in ready_refs:
                     self._take_answer(method, number, ref, answers)
                     self._left_s[number] -= now - started
                 elif now - started >= self._left_s[number] or now >= self._ends_at:

@@ -69,14 +69,14 @@ def activation_bytes(model: Any, args: GRPOConfig, device: Device) -> int:
         raise CannotCount(f"{type(model).__name__} has attention of its own")
     num_tokens = num_micro_batch_tokens(args)
     rows = max(args.per_device_train_batch_size, num_tokens // args.max_sequence_length, 1)
-    kept = kept_for_backward(model, rows, -(-num_tokens // rows))
+    num_bytes = kept_for_backward(model, rows, -(-num_tokens // rows))
     item = device.torch_dtype.itemsize
     if args.gradient_checkpointing:  # the input of each layer, and all of one layer
         num_layers = config.num_hidden_layers
-        kept = kept // num_layers + num_layers * num_tokens * config.hidden_size * item
-    of_head = num_tokens * config.hidden_size * item
+        num_bytes = num_bytes // num_layers + num_layers * num_tokens * config.hidden_size * item
+    head_bytes = num_tokens * config.hidden_size * item
     chunk = min(num_tokens * config.vocab_size, max(device.logits_at_once, config.vocab_size))
-    return kept + of_head + LOGIT_COPIES * FLOAT32_BYTES * chunk
+    return num_bytes + head_bytes + LOGIT_COPIES * FLOAT32_BYTES * chunk
 
 
 def head_gradient_bytes(model: Any) -> int:
@@ -95,12 +95,12 @@ def num_micro_batch_tokens(args: GRPOConfig) -> int:
 def kept_for_backward(model: Any, rows: int, columns: int) -> int:
     """Bytes that a forward pass of the layers keeps, without the weights. Raises CannotCount."""
     weights = {id(parameter) for parameter in model.parameters()}
-    seen: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         base = tensor._base if tensor._base is not None else tensor
         if id(tensor) not in weights and id(base) not in weights:
-            seen[id(base)] = base  # held, so that no other tensor gets its id
+            tensors[id(base)] = base  # held, so that no other tensor gets its id
         return tensor
 
     ids = torch.zeros(rows, columns, dtype=torch.int64, device="meta")
@@ -111,7 +111,7 @@ def kept_for_backward(model: Any, rows: int, columns: int) -> int:
         [cause, *_] = [*str(error).splitlines(), type(error).__name__]
         raise CannotCount(f"{type(model).__name__} does not run without numbers ({cause})") from error
     del output
-    return sum(tensor.nbytes for tensor in seen.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 class _Attention(torch.autograd.Function):
@@ -148,8 +148,8 @@ class _GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        of_tokens, of_experts = ctx.needs_input_grad
-        ctx.save_for_backward(tokens if of_experts else None, experts if of_tokens else None)
+        wants_tokens, wants_experts = ctx.needs_input_grad
+        ctx.save_for_backward(tokens if wants_experts else None, experts if wants_tokens else None)
         return tokens.new_empty(tokens.shape[0], experts.shape[-1])
 
 

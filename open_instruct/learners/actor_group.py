@@ -56,8 +56,8 @@ class RayTrainGroup:
             )
         self._own_group: PlacementGroup | None = None
         if pg is None:
-            asked = Asked(tuple(per_node), 0, 1, device.place_resources, device.places_per_core)
-            reservation = bundles.reserve(asked, timeout_s=PLACEMENT_S)
+            request = Asked(tuple(per_node), 0, 1, device.place_resources, device.places_per_core)
+            reservation = bundles.reserve(request, timeout_s=PLACEMENT_S)
             self._own_group = reservation.group
             pg = reservation.group, reservation.actor
         placed, world_size = bundles.as_bundles(pg), sum(per_node)

@@ -142,7 +142,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
         Raises `ValueError` if the data belongs to another rollout.
         """
-        self._offload.check_loaded(*TAGS, what="a training step")
+        self._offload.check_loaded(*TAGS, task="a training step")
         started = time.perf_counter()
         batch, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step = self._step or StepSums()
@@ -186,7 +186,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
     @torch.no_grad()
     def eval(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> dict[str, Any]:
         """The sums of `train` for the current weights, without a gradient or a step."""
-        self._offload.check_loaded(WEIGHTS, REFERENCE, what="an evaluation")
+        self._offload.check_loaded(WEIGHTS, REFERENCE, task="an evaluation")
         _, mini_batches = self._fetch(rollout_id, rollout_data_ref)
         step, started = StepSums(), time.perf_counter()
         with self._cores.computing():
@@ -282,7 +282,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     def score(self, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
         """(R,) float32 log-probs of each response after its prompt, computed one sequence at a time; the same on every rank."""
-        self._offload.check_loaded(WEIGHTS, what="scoring tokens")
+        self._offload.check_loaded(WEIGHTS, task="scoring tokens")
         with self._cores.computing():
             return [self._loss.score(prompt, response) for prompt, response in sequences]
 
@@ -299,7 +299,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         """
         if version not in (None, self.version):
             raise ValueError(f"version {version} was to be sent, but these weights are of version {self.version}")
-        self._offload.check_loaded(WEIGHTS, what="an update of the engines")
+        self._offload.check_loaded(WEIGHTS, task="an update of the engines")
         if self.rank != 0 or self._lock is None:
             return self._link.send(self.version, engines)
         with self._lock.held(self._args.weight_sync_timeout_s):
@@ -323,7 +323,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
         With the optimizer, the directory's subdirectory `checkpoint` holds a checkpoint from which training can go on.
         """
-        self._offload.check_loaded(WEIGHTS, what="saving the model")
+        self._offload.check_loaded(WEIGHTS, task="saving the model")
         path = Path(directory or Path(self._args.output_dir) / f"step_{iteration:06d}")
         with names_a_full_disk(path):
             save_model_files(path, self._args, hf_model(self.engine), self._source, rank=self.rank)
@@ -335,7 +335,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
         Returns the bytes of each file that this rank has written, by path within `directory`. The files are then on disk.
         """
-        self._offload.check_loaded(*TAGS, what="saving a checkpoint")
+        self._offload.check_loaded(*TAGS, task="saving a checkpoint")
         with names_a_full_disk(Path(directory)):
             self.engine.save_checkpoint(directory, tag=LEARNER_DIRECTORY, exclude_frozen_parameters=self._args.use_peft)
             torch.save(random_state(), Path(directory) / f"random_state_{self.rank}.pt")
@@ -345,7 +345,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     def load_checkpoint(self, directory: str, version: int) -> None:
         """Go on from a checkpoint that was written after `version` training steps."""
-        self._offload.check_loaded(*TAGS, what="loading a checkpoint")
+        self._offload.check_loaded(*TAGS, task="loading a checkpoint")
         with data_only():
             path, _ = self.engine.load_checkpoint(
                 directory, tag=LEARNER_DIRECTORY, load_module_strict=not self._args.use_peft

@@ -95,16 +95,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
             logits_CV = _logits(hidden_NH[rows], weight_VH, bias_V, ctx.softcap)
             slope_CV = None if ctx.softcap is None else 1 - (logits_CV / ctx.softcap).square_()
             logprobs_CV = F.log_softmax(logits_CV.div_(ctx.temperature), dim=-1)
-            of_entropy_CV = None
+            entropy_term_CV = None
             if grad_entropy_N is not None:  # d entropy / d logit[v] = -p[v] (log p[v] + entropy) / temperature
                 grad_C1 = grad_entropy_N[rows, None] / ctx.temperature
-                of_entropy_CV = (logprobs_CV + entropy_N[rows, None]) * logprobs_CV.exp() * -grad_C1
+                entropy_term_CV = (logprobs_CV + entropy_N[rows, None]) * logprobs_CV.exp() * -grad_C1
             # d logprob[label] / d logit[v] = (1[v == label] - p[v]) / temperature
             grad_CL = grad_logprobs_NL[rows] / ctx.temperature
             grad_logits_CV = logprobs_CV.exp_().mul_(-grad_CL.sum(1, keepdim=True))
             grad_logits_CV.scatter_add_(1, labels_NL[rows], grad_CL)
-            if of_entropy_CV is not None:
-                grad_logits_CV += of_entropy_CV
+            if entropy_term_CV is not None:
+                grad_logits_CV += entropy_term_CV
             if slope_CV is not None:  # d(c * tanh(x / c)) / dx = 1 - tanh(x / c)^2
                 grad_logits_CV *= slope_CV
             if grad_bias_V is not None:
@@ -189,7 +189,7 @@ class LogProbModel(torch.nn.Module):
         position_ids: torch.Tensor,
         temperature: float,
         other_ids: torch.Tensor | None = None,
-        wanted: torch.Tensor | None = None,
+        token_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         branches: torch.Tensor | None = None,
         predictors: torch.Tensor | None = None,
@@ -204,8 +204,8 @@ class LogProbModel(torch.nn.Module):
             position_ids: (B, T), from 0 in each sequence.
             temperature: divides the logits; the temperature that the tokens were sampled at.
             other_ids: (B, T, K) further tokens whose log-probs are wanted in the place of each token; None is K = 0.
-            wanted: (B, T) bool: the tokens whose log-probs are computed; the head and its softmax run only over these. None is
-                all tokens.
+            token_mask: (B, T) bool: the tokens whose log-probs are computed; the head and its softmax run only over these. None
+                is all tokens.
             segments, branches, predictors: (B, T), as in `CollatedBatchData` where responses share a prompt; else None.
 
         Returns:
@@ -213,12 +213,14 @@ class LogProbModel(torch.nn.Module):
             entry `t` belongs to token `t + 1`. The entry is 0 where that token is not wanted, and has no meaning where that token
             is padding or begins a sequence.
         """
-        given, own_columns = self._inputs(input_ids, position_ids, segments, branches)
+        arguments, own_columns = self._inputs(input_ids, position_ids, segments, branches)
         labels_BTL = _labels(input_ids, other_ids)
-        is_wanted_BT = torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if wanted is None else wanted[:, 1:]
+        is_wanted_BT = (
+            torch.ones_like(labels_BTL[..., 0], dtype=torch.bool) if token_mask is None else token_mask[:, 1:]
+        )
         # Done before the layers: to learn the number of wanted entries, the program waits for all work queued on the GPU.
         rows, columns, predicting = _wanted_in(own_columns, is_wanted_BT, predictors)
-        hidden_BTH = self.model.base_model(use_cache=False, **given).last_hidden_state
+        hidden_BTH = self.model.base_model(use_cache=False, **arguments).last_hidden_state
         head = self.model.get_output_embeddings()
         assert head is not None, f"{type(self.model).__name__} is no language model: it has no head"
         # ZeRO-3 gathers a partitioned weight when a forward reads it. It is read once for all chunks, because ranks whose batches
@@ -259,8 +261,8 @@ class LogProbModel(torch.nn.Module):
         if self._sequence_parallel is not None:
             sliced = self._sequence_parallel.slice_inputs(input_ids, position_ids, attention_mask)
             input_ids, position_ids, attention_mask, columns = sliced
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        return given | further, columns
+        arguments = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        return arguments | further, columns
 
 
 def _states_at(hidden_BTH: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

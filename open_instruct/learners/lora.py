@@ -50,17 +50,17 @@ def add_adapter(model: torch.nn.Module, args: GRPOConfig) -> None:
 def leave_frozen_out_of_checkpoints(engine: Any) -> None:
     """Leave frozen parameters out of checkpoints also under a second name, such as the head of a model whose head is its
     embedding. DeepSpeed itself leaves out parameters without a gradient, but not their second names."""
-    of_engine = engine.module_state_dict
+    engine_state_dict = engine.module_state_dict
 
-    def of_adapter(*arguments: Any, **options: Any) -> dict[str, Any]:
+    def adapter_state_dict(*arguments: Any, **options: Any) -> dict[str, Any]:
         frozen = {
             name
             for name, parameter in engine.module.named_parameters(remove_duplicate=False)
             if not parameter.requires_grad
         }
-        return {name: value for name, value in of_engine(*arguments, **options).items() if name not in frozen}
+        return {name: value for name, value in engine_state_dict(*arguments, **options).items() if name not in frozen}
 
-    engine.module_state_dict = of_adapter
+    engine.module_state_dict = adapter_state_dict
 
 
 def merged_name(name: str) -> str | None:

@@ -73,7 +73,7 @@ class LearnerMemory:
     stacked: int = 0
     """Bytes of main memory that only the first learner takes, while it loads a mixture of experts at stage 3: the experts, which
     the checkpoint holds one by one (`stage3_loading.py`)."""
-    sent: int = 0
+    update: int = 0
     """The weights that engines get in an update: all, or only adapters. Not in the total, because they are in shared memory."""
 
     @property
@@ -104,7 +104,7 @@ def learner_memory(args: GRPOConfig, device: Device) -> LearnerMemory:
         program=PROCESS_BYTES if device.kind == "cpu" else 0,
         why_unknown=why_unknown,
         stacked=states.item * stacked_elements(model) if states.stage == 3 else 0,
-        sent=states.item * (states.num_trained if _sends_adapters_alone(model, args, device) else states.num_weights),
+        update=states.item * (states.num_trained if _sends_adapters_alone(model, args, device) else states.num_weights),
     )
     main = MainMemory(
         weights=states.weights_in_main_memory,
@@ -176,8 +176,8 @@ class _States:
 
     @property
     def gradients_on_device(self) -> int:
-        of_one_parameter = self.item * self.largest if self.offloads and self.stage == 2 else 0
-        return FULL * self.trained_here * self.sum_is_on_device + of_one_parameter
+        parameter_bytes = self.item * self.largest if self.offloads and self.stage == 2 else 0
+        return FULL * self.trained_here * self.sum_is_on_device + parameter_bytes
 
     @property
     def gradients_in_main_memory(self) -> int:
@@ -188,10 +188,10 @@ class _States:
     def buckets(self) -> int:
         """Gradient copies for sending, or in their place the head's gradient, which is computed before. With offload at stage 3,
         the part of a bucket that is added up returns to the device."""
-        held = 0 if self.stage == 0 else self.item
+        item = 0 if self.stage == 0 else self.item
         bucket = min(self.num_trained, BUCKET_ELEMENTS)
         comes_back = FULL * bucket // self.args.num_learners if self.offloads and self.stage == 3 else 0
-        return held * bucket + max((self.item + self.in_float32) * bucket, self.head_gradient) + comes_back
+        return item * bucket + max((self.item + self.in_float32) * bucket, self.head_gradient) + comes_back
 
     @property
     def in_float32(self) -> int:

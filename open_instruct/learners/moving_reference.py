@@ -46,10 +46,10 @@ class MovingReference:
         if self._every is None or version % self._every:
             return
         self._has_moved = True
-        held = _held(self._reference)
-        if self._exact is None and any(own.dtype.itemsize < 4 for own in held):
-            self._exact = [own.to("cpu", torch.float32, copy=True) for own in held]
-        for own, exact, new in zip(held, self._exact or held, _held(self._policy), strict=True):
+        tensors = _held(self._reference)
+        if self._exact is None and any(own.dtype.itemsize < 4 for own in tensors):
+            self._exact = [own.to("cpu", torch.float32, copy=True) for own in tensors]
+        for own, exact, new in zip(tensors, self._exact or tensors, _held(self._policy), strict=True):
             exact.lerp_(new.to(exact), self._alpha)
             own.copy_(exact)
 
@@ -57,8 +57,8 @@ class MovingReference:
         """Write this rank's part of the reference, unless it is still the initial model. Without ZeRO stage 3 all ranks hold the
         same weights, and the first rank writes them."""
         if self._has_moved and (self._is_divided or self._rank == 0):
-            held = self._exact or [tensor.detach().cpu() for tensor in _held(self._reference)]
-            torch.save(held, self._file(directory))
+            tensors = self._exact or [tensor.detach().cpu() for tensor in _held(self._reference)]
+            torch.save(tensors, self._file(directory))
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
@@ -71,9 +71,11 @@ class MovingReference:
             )
         self._has_moved = True
         saved = torch.load(self._file(directory), weights_only=True)
-        held = _held(self._reference)
-        self._exact = saved if any(value.dtype != own.dtype for own, value in zip(held, saved, strict=True)) else None
-        for own, value in zip(held, saved, strict=True):
+        tensors = _held(self._reference)
+        self._exact = (
+            saved if any(value.dtype != own.dtype for own, value in zip(tensors, saved, strict=True)) else None
+        )
+        for own, value in zip(tensors, saved, strict=True):
             own.copy_(value)
 
     def _file(self, directory: Path) -> Path:

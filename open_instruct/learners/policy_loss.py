@@ -123,15 +123,15 @@ class PolicyLoss:
     def _forward(
         self, model: Any, tensors: dict[str, torch.Tensor], other_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        wanted = tensors["response_masks"]
+        token_mask = tensors["response_masks"]
         if "ce_masks" in tensors:
-            wanted = wanted | tensors["ce_masks"]
+            token_mask = token_mask | tensors["ce_masks"]
         return model(
             tensors["query_responses"],
             tensors["position_ids"],
             self._args.temperature,
             other_ids,
-            wanted,
+            token_mask,
             tensors.get("segments"),
             tensors.get("branches"),
             tensors.get("predictors"),
@@ -231,7 +231,7 @@ def _weights(denominator: float | str, tensors: dict[str, torch.Tensor], inputs:
     if denominator != SEQUENCE:
         return weights
     if "conversation_tokens" in tensors:
-        of_sequences = 1 / tensors["conversation_tokens"][:, 1:].clamp(min=1)
+        sequence_weights = 1 / tensors["conversation_tokens"][:, 1:].clamp(min=1)
     else:
-        of_sequences = weights_of_sequences(inputs.mask, inputs.sequence_ids)
-    return of_sequences if weights is None else weights * of_sequences
+        sequence_weights = weights_of_sequences(inputs.mask, inputs.sequence_ids)
+    return sequence_weights if weights is None else weights * sequence_weights

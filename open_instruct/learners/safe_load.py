@@ -24,12 +24,12 @@ def data_only() -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    of_deepspeed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-    of_numpy = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, np.dtypes.UInt32DType]
+    deepspeed_globals = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    numpy_globals = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, np.dtypes.UInt32DType]
     before = os.environ.get(_FORCED)
     os.environ[_FORCED] = "1"
     try:
-        with torch.serialization.safe_globals([*of_deepspeed, *of_numpy]):
+        with torch.serialization.safe_globals([*deepspeed_globals, *numpy_globals]):
             yield
     finally:
         os.environ.pop(_FORCED)

@@ -43,8 +43,8 @@ class SequenceParallel:
     ) -> None:
         groups = [list(range(first, first + size)) for first in range(0, world_size, size)]
         # torch requires that every rank makes every group.
-        made = [torch.distributed.new_group(ranks, timeout=timeout) for ranks in groups]
-        self._group: Any = made[rank // size]
+        process_groups = [torch.distributed.new_group(ranks, timeout=timeout) for ranks in groups]
+        self._group: Any = process_groups[rank // size]
         self._size, self._rank = size, rank % size
         self._config = config
         self._exchanges: dict[tuple[int, ...], Any] = {}

@@ -64,14 +64,16 @@ def find_parts(segments: torch.Tensor, branches: torch.Tensor) -> Parts:
     queries, keys = ([torch.zeros(2, 0, dtype=torch.int64)] for _ in range(2))  # empty where all rows are padding
     is_query = [torch.zeros(0, dtype=torch.bool)]
     for parts in by_shape.values():
-        one, queries_NQ, keys_NK, is_query_NQ = _together(parts, segments.device)
+        batch, queries_NQ, keys_NK, is_query_NQ = _together(parts, segments.device)
         rows_N1 = torch.tensor([[part.row] for part in parts])
-        alike.append(one)
+        alike.append(batch)
         queries.append(torch.stack([rows_N1.expand_as(queries_NQ).flatten(), queries_NQ.flatten()]))
         keys.append(torch.stack([rows_N1.expand_as(keys_NK).flatten(), keys_NK.flatten()]))
         is_query.append(is_query_NQ.flatten())
     own = torch.cat(is_query).nonzero().flatten()
-    queries_2N, keys_2N, own_N = (one.to(segments.device) for one in (torch.cat(queries, 1), torch.cat(keys, 1), own))
+    queries_2N, keys_2N, own_N = (
+        tensor.to(segments.device) for tensor in (torch.cat(queries, 1), torch.cat(keys, 1), own)
+    )
     return Parts(alike, queries_2N, keys_2N, own_N)
 
 
@@ -111,8 +113,8 @@ def _together(parts: Sequence[Part], device: torch.device) -> tuple[Alike, torch
     queries = torch.tensor([[part.own.start] for part in parts]) + ordinals_Q.minimum(own_lengths - 1)
     keys, mask = queries, None
     if num_prompt:
-        of_prompt = torch.tensor([[part.prompt.start] for part in parts]) + ordinals_P.minimum(prompt_lengths - 1)
-        keys = torch.cat([of_prompt, queries], dim=1)
+        prompt_keys = torch.tensor([[part.prompt.start] for part in parts]) + ordinals_P.minimum(prompt_lengths - 1)
+        keys = torch.cat([prompt_keys, queries], dim=1)
         sees_prompt = (ordinals_P < prompt_lengths)[:, None, :].expand(-1, num_queries, -1)
         sees_own = (ordinals_Q[:, None] >= ordinals_Q).expand(len(parts), -1, -1)
         mask = torch.cat([sees_prompt, sees_own], dim=2)[:, None].to(device)
@@ -159,10 +161,10 @@ def attend(
     queries, keys, values = _take(query, parts.queries), _take(key, parts.keys), _take(value, parts.keys)
     nums_queries = [alike.num_parts * alike.num_queries for alike in parts.alike]
     nums_keys = [alike.num_parts * alike.num_keys for alike in parts.alike]
-    of_each = queries.split(nums_queries), keys.split(nums_keys), values.split(nums_keys)
+    splits = queries.split(nums_queries), keys.split(nums_keys), values.split(nums_keys)
     outs = [value.new_zeros(0, num_heads, value.shape[3])]
-    for alike, *flat in zip(parts.alike, *of_each, strict=True):
-        query_N, key_N, value_N = (one.unflatten(0, (alike.num_parts, -1)).transpose(1, 2) for one in flat)
+    for alike, *flat in zip(parts.alike, *splits, strict=True):
+        query_N, key_N, value_N = (tensor.unflatten(0, (alike.num_parts, -1)).transpose(1, 2) for tensor in flat)
         if alike.bias is not None and query.dtype == torch.float32 and not dropout:
             out = _attend_short(query_N, key_N, value_N, alike.bias, scaling)
         else:

@@ -99,10 +99,10 @@ class StateOffload:
         self._device.synchronize()
         self._device.memory.return_freed()
 
-    def check_loaded(self, *tags: str, what: str) -> None:
-        """Raise if one of `tags`, which `what` needs, is off the device."""
+    def check_loaded(self, *tags: str, task: str) -> None:
+        """Raise if one of `tags`, which `task` needs, is off the device."""
         if missing := [tag for tag in tags if tag in self._moved]:
-            raise RuntimeError(f"{what} needs {' and '.join(missing)} on the device: call wake_up({missing}) first")
+            raise RuntimeError(f"{task} needs {' and '.join(missing)} on the device: call wake_up({missing}) first")
 
     def _move(self, storage: torch.UntypedStorage, *, keep_content: bool) -> _Moved:
         num_bytes, content = storage.nbytes(), None
@@ -127,10 +127,10 @@ class StateOffload:
 
     def _storages(self, tag: str) -> list[torch.UntypedStorage]:
         """Storages that belong to `tag` and to no earlier tag."""
-        seen = {tensor.untyped_storage()._cdata for tensor in _scratch(self._engine)}
+        pointers = {tensor.untyped_storage()._cdata for tensor in _scratch(self._engine)}
         for earlier in TAGS[: TAGS.index(tag)]:
-            seen |= {tensor.untyped_storage()._cdata for tensor in self._tensors(earlier)}
-        own = [storage for storage in self._resident(self._tensors(tag)) if storage._cdata not in seen]
+            pointers |= {tensor.untyped_storage()._cdata for tensor in self._tensors(earlier)}
+        own = [storage for storage in self._resident(self._tensors(tag)) if storage._cdata not in pointers]
         fixed = sum(storage.nbytes() for storage in own if not storage.resizable())
         if fixed and tag not in self._warned:
             self._warned.add(tag)

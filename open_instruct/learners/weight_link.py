@@ -110,13 +110,13 @@ class WeightLink:
             self._sender.shutdown()
         self._sender = self._client = None
 
-    def _from_rank_0(self, mine: bool) -> bool:
+    def _from_rank_0(self, value: bool) -> bool:
         """Rank 0's value, on every rank."""
         if self._world_size == 1:
-            return mine
-        said = [mine]
-        torch.distributed.broadcast_object_list(said, src=0, device=self._device.learner_device)
-        return said[0]
+            return value
+        values = [value]
+        torch.distributed.broadcast_object_list(values, src=0, device=self._device.learner_device)
+        return values[0]
 
 
 class _RememberedPass:

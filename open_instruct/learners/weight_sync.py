@@ -69,8 +69,8 @@ class DeepSpeedWeightSource:
         """None, because every rank holds (or gathers) every parameter."""
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        held = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        tensors = {merged: tensor for name, tensor in held.items() if (merged := merged_name(name)) is not None}
+        state = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        tensors = {merged: tensor for name, tensor in state.items() if (merged := merged_name(name)) is not None}
         for group in self._format.groups:
             for name, weight in self._format.convert(self._gathered({name: tensors[name] for name in group})).items():
                 if not self._is_checked:
@@ -141,16 +141,16 @@ class RayObjectSender:
     def send_weights(self) -> None:
         if (base := self._source.base_of_adapter) is not None:
             self._source.check()
-            weights, in_each = iter(self._source.adapter().items()), {"base": asdict(base)}
+            weights, header = iter(self._source.adapter().items()), {"base": asdict(base)}
         else:
-            weights, in_each = iter(self._source), {}
+            weights, header = iter(self._source), {}
         if not self._is_sender:
             for _ in weights:  # take part in the gathers
                 pass
             return
         self._client.start_weight_update()
         for bucket in pack_buckets(weights, max_bytes=BUCKET_BYTES):
-            self._client.update_weights({"bucket": ray.put(bucket | in_each)})
+            self._client.update_weights({"bucket": ray.put(bucket | header)})
         self._client.finish_weight_update()
 
     def shutdown(self) -> None:

@@ -37,13 +37,13 @@ def node_loads(learners: Iterable[str], workers: Iterable[str]) -> list[NodeLoad
     own = ray.get_runtime_context().get_node_id()
     learners = list(learners)
     num_learners, num_workers = Counter(learners), Counter(workers)
-    known: dict[str, Any] = {node["NodeID"]: node for node in ray.nodes()}
+    nodes: dict[str, Any] = {node["NodeID"]: node for node in ray.nodes()}
     return [
         NodeLoad(
-            known[node]["NodeManagerAddress"],
+            nodes[node]["NodeManagerAddress"],
             num_learners[node],
             num_workers[node],
-            memory_of_machine_bytes() if node == own else _free_at_start(known[node]["Resources"]),
+            memory_of_machine_bytes() if node == own else _free_at_start(nodes[node]["Resources"]),
             has_first_learner=node in learners[:1],
         )
         for node in num_learners | num_workers
@@ -73,9 +73,9 @@ def shared_bytes(args: GRPOConfig, learner: "LearnerMemory", load: NodeLoad) -> 
 
     if args.device.weight_transport == RAY_OBJECT and load.num_workers:
         in_one_process = args.device.kind == "cpu" and args.vllm_tensor_parallel_size == 1
-        return learner.sent * (1 if in_one_process else 1 + load.num_workers)
+        return learner.update * (1 if in_one_process else 1 + load.num_workers)
     if args.device.weight_transport == SHM:
-        return min(CHUNK_BYTES, learner.sent) * load.num_learners
+        return min(CHUNK_BYTES, learner.update) * load.num_learners
     return 0
 
 
@@ -87,6 +87,6 @@ def node_bytes(args: GRPOConfig, learner: "LearnerMemory", engine: "EngineMemory
     else:
         each_learner, each_worker = learner.in_main_memory.total, engine_worker_bytes(args, engine)
         loading = learner.in_main_memory.weights
-    of_learners = load.num_learners * each_learner + shared_bytes(args, learner, load)
-    of_loading = load.num_learners * loading + learner.stacked * load.has_first_learner
-    return max(of_learners, of_loading) + load.num_workers * each_worker
+    learner_bytes = load.num_learners * each_learner + shared_bytes(args, learner, load)
+    loading_bytes = load.num_learners * loading + learner.stacked * load.has_first_learner
+    return max(learner_bytes, loading_bytes) + load.num_workers * each_worker

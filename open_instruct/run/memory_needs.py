@@ -33,4 +33,4 @@ def _at_weight_update(learner: "LearnerMemory", engine: "EngineMemory") -> int:
     new weights through a buffer, which it copies."""
     from open_instruct.learners.weight_sync import CHUNK_BYTES
 
-    return learner.weights + engine.weights + 2 * min(CHUNK_BYTES, learner.sent)
+    return learner.weights + engine.weights + 2 * min(CHUNK_BYTES, learner.update)

@@ -27,7 +27,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """In the place of the directory of temporary files, with a path as short."""
     directory = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
-    monkeypatch.setattr(engine_files, "_of_this_process", [])
+    monkeypatch.setattr(engine_files, "_files", [])
     for name in (RPC_DIRECTORY, "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # given back after the test
         monkeypatch.delenv(name)

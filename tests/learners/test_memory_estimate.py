@@ -132,10 +132,10 @@ def test_a_moving_reference_in_16_bits_has_a_copy_in_float32(num_weights: int) -
 
 
 def test_engines_get_all_weights_or_adapters_alone(num_weights: int) -> None:
-    assert counted(CPU).sent == 4 * num_weights
-    assert counted(CPU, use_peft=True, lora_r=2).sent < 0.2 * 4 * num_weights
+    assert counted(CPU).update == 4 * num_weights
+    assert counted(CPU, use_peft=True, lora_r=2).update < 0.2 * 4 * num_weights
     through_gloo = Device("cpu", "float32", "sdpa", chosen_transport="gloo")
-    assert counted(through_gloo, use_peft=True, lora_r=2).sent > 4 * num_weights
+    assert counted(through_gloo, use_peft=True, lora_r=2).update > 4 * num_weights
 
 
 def test_an_adapter_takes_little_and_its_reference_nothing(num_weights: int) -> None:

@@ -383,6 +383,6 @@ def test_mistakes_are_named(engine: Any, cpu: Device) -> None:
     with pytest.raises(ValueError, match=r"unknown tags \['kv_cache'\]; give some of \['weights', "):
         states.offload(["weights", "kv_cache"])
     states.offload([WEIGHTS])
-    states.check_loaded(OPTIMIZER, what="a step")
+    states.check_loaded(OPTIMIZER, task="a step")
     with pytest.raises(RuntimeError, match=r"a step needs weights on the device: call wake_up\(\['weights'\]\) first"):
-        states.check_loaded(*TAGS, what="a step")
+        states.check_loaded(*TAGS, task="a step")

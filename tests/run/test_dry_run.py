@@ -103,7 +103,7 @@ def test_what_does_not_fit_on_a_gpu_is_said(
 ) -> None:
     monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: total_gib and total_gib * GIB)
     args = options_on(monkeypatch, GPU, **options)
-    said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, 99 * GIB)], learner_of(5 * GIB, sent=GIB // 2), ENGINE)
+    said = _shortage(args, [NodeLoad("10.0.0.1", 1, 1, 99 * GIB)], learner_of(5 * GIB, update=GIB // 2), ENGINE)
     assert said.startswith(problem)
     assert bool(said) == bool(problem)
 
@@ -114,7 +114,7 @@ def test_an_update_needs_the_weights_of_a_learner_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(DeviceMemory, "total_bytes", lambda self: 80 * GIB)
     args = options_on(monkeypatch, GPU, colocate=True, deepspeed_stage=3, num_learners_per_node=[4])
     learner = learner_of(
-        9 * GIB, gradients=20 * GIB, optimizer=39 * GIB, reference=4 * GIB, activations=5 * GIB, sent=28 * GIB
+        9 * GIB, gradients=20 * GIB, optimizer=39 * GIB, reference=4 * GIB, activations=5 * GIB, update=28 * GIB
     )
     engine = replace(ENGINE, weights=28 * GIB, cache=40 * GIB)
     assert _shortage(args, [NodeLoad("10.0.0.1", 4, 4, None)], learner, engine) == ""
@@ -219,7 +219,7 @@ def test_main_memory_of_a_node_is_that_of_its_learners_and_engines(
 ) -> None:
     args = options_on(monkeypatch, device, **options)
     main = MainMemory(optimizer=7 * GIB) if device.kind == "cuda" else MainMemory()
-    learner = learner_of(5 * GIB, in_main_memory=main, sent=2 * GIB)
+    learner = learner_of(5 * GIB, in_main_memory=main, update=2 * GIB)
     assert node_bytes(args, learner, ENGINE, NodeLoad("10.0.0.1", *load, None)) == needed_gib * GIB
 
 
