@@ -71,31 +71,31 @@ class Components:
         for doubt in (*doubts_about_machine(args.device), *doubts_about_updates(args)):
             logger.warning("%s", doubt)
 
-        def ready(refs: Any, what: str) -> Any:
+        def ready(refs: Any, subject: str) -> Any:
             return self.wait(
                 refs,
-                what=what,
+                subject=subject,
                 timeout_s=args.init_timeout_s,
                 limit="init_timeout_s",
                 interruptible=True,
-                on_poll=lambda: look_after_loading(what),
+                on_poll=lambda: look_after_loading(subject),
             )
 
-        def look_after_loading(what: str) -> None:
+        def look_after_loading(subject: str) -> None:
             num_learners = notice_learners()
-            learners = [counted(num_learners, "learner")] if num_learners and what != LEARNERS_START else []
-            loading.parts = [what.removeprefix("the start of "), *learners]
+            learners = [counted(num_learners, "learner")] if num_learners and subject != LEARNERS_START else []
+            loading.parts = [subject.removeprefix("the start of "), *learners]
 
         def notice_learners() -> int:
             """End the run at once if a learner has failed, instead of only after the engines are loaded. Returns how many
             learners are still being loaded."""
-            done = ray.wait(starting, num_returns=len(starting), timeout=0)[0] if starting else []
-            for ref in done:
+            ready_refs = ray.wait(starting, num_returns=len(starting), timeout=0)[0] if starting else []
+            for ref in ready_refs:
                 try:
                     value_of(ref, "the start of the learners")
                 except ComponentDied as error:
                     raise LearnersFailed(str(error)) from error
-            return len(starting) - len(done)
+            return len(starting) - len(ready_refs)
 
         def start_learners() -> list:
             return self.learners.async_init(args, with_ref=args.load_ref_policy)

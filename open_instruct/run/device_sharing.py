@@ -117,14 +117,14 @@ class ExclusiveSharing(DeviceSharing):
         self._devices.for_engines = False
         self._wait_for(
             self._loading(),
-            what="engines: start",
+            subject="engines: start",
             timeout_s=self._loading_timeout_s,
             limit="init_timeout_s",
             without_dead=True,
             interruptible=True,  # leaving loses nothing, and an engine may load for minutes
         )
-        asked = self._rollouts.async_offload(keep_weights=keep_weights)
-        self._note_released(self._timed("engines_offload", asked, without_dead=True))
+        refs = self._rollouts.async_offload(keep_weights=keep_weights)
+        self._note_released(self._timed("engines_offload", refs, without_dead=True))
 
     def _note_released(self, released: list[int | None]) -> None:
         self._metrics["memory/engines_offloaded_bytes"] = sum(num_bytes or 0 for num_bytes in released)
@@ -198,18 +198,18 @@ class ExclusiveSharing(DeviceSharing):
         self._engines_are_asleep = False
         self._timed("engines_onload", self._rollouts.async_onload(tags), without_dead=True)
 
-    def _timed(self, what: str, refs: list, *, without_dead: bool = False, timeout_s: float | None = None) -> list:
+    def _timed(self, phase: str, refs: list, *, without_dead: bool = False, timeout_s: float | None = None) -> list:
         """Wait for `refs` and count the seconds. With `without_dead` the death of an engine is left to the supervisor, and the
         other engines go on."""
         started = time.perf_counter()
         values = self._wait_for(
             refs,
-            what=what.replace("_", ": "),
+            subject=phase.replace("_", ": "),
             timeout_s=timeout_s or self._timeout_s,
             limit="weight_sync_timeout_s",
             without_dead=without_dead,
         )
-        self._metrics[f"time/{what}"] += time.perf_counter() - started
+        self._metrics[f"time/{phase}"] += time.perf_counter() - started
         return values
 
 

@@ -116,8 +116,8 @@ def workflow_and_cause(args: GRPOConfig) -> str:
     return f"{args.rollout_workflow} (the default)"
 
 
-def _engine_rows(args: GRPOConfig, engine: "EngineMemory", whose: str) -> Iterator[tuple[str, str]]:
-    yield f"memory of each {whose}", _size(engine.total)
+def _engine_rows(args: GRPOConfig, engine: "EngineMemory", owner: str) -> Iterator[tuple[str, str]]:
+    yield f"memory of each {owner}", _size(engine.total)
     yield "  weights", _size(engine.weights)
     is_known = not _gpu_is_unknown(args)
     cache = f"{_size(engine.cache)}, {engine.num_cached_tokens:,} tokens" if is_known else "not known: no GPU here"
@@ -160,14 +160,14 @@ def _main_memory_rows(
     if main.total:
         yield "main memory of each learner", _size(main.total)
         yield from ((f"  {name}", _size(num_bytes)) for name, num_bytes in vars(main).items() if num_bytes)
-    if of_engine := engine_worker_bytes(args, engine):
-        yield "main memory of each engine's worker", _size(of_engine)
+    if worker_bytes := engine_worker_bytes(args, engine):
+        yield "main memory of each engine's worker", _size(worker_bytes)
     on_cpu = args.device.kind == "cpu"
     for load in loads:
-        there = "not known how much is there" if load.memory_bytes is None else f"{_size(load.memory_bytes)} are there"
-        besides = _besides(learner) if on_cpu and load.num_learners else "" if on_cpu else " and programs"
-        needed = _size(node_bytes(args, learner, engine, load) + _of_teacher(args, loads, teacher)) + besides
-        yield f"main memory on {load.address}", f"{needed}; {there}"
+        room = "not known how much is there" if load.memory_bytes is None else f"{_size(load.memory_bytes)} are there"
+        suffix = _besides(learner) if on_cpu and load.num_learners else "" if on_cpu else " and programs"
+        needed = _size(node_bytes(args, learner, engine, load) + _of_teacher(args, loads, teacher)) + suffix
+        yield f"main memory on {load.address}", f"{needed}; {room}"
 
 
 def _of_teacher(args: GRPOConfig, loads: list[NodeLoad], teacher: "EngineMemory | None") -> int:
@@ -185,31 +185,31 @@ def _shortage(
     teacher: "EngineMemory | None" = None,
 ) -> str:
     """Which memory is too small, on a GPU or in the main memory of a node, as text; "" if none is."""
-    found = []
+    shortages = []
     if args.device.kind != "cpu":
         available = args.device.memory.total_bytes()
         needed = needed_on_gpu(args, learner, engine)
         if available is not None and needed > available:
             smaller = advice(args, available, needed_on_device)
-            found.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}.{smaller}")
-        found += [
-            f"{who} gets {_size(int(args.vllm_gpu_memory_utilization * available))} of each GPU and has weights of "
-            f"{_size(one.weights)} there: its cache would hold {one.num_cached_tokens:,} tokens, and a prompt with its "
+            shortages.append(f"This run needs {_size(needed)} on a GPU that has {_size(available)}.{smaller}")
+        shortages += [
+            f"{owner} gets {_size(int(args.vllm_gpu_memory_utilization * available))} of each GPU and has weights of "
+            f"{_size(memory.weights)} there: its cache would hold {memory.num_cached_tokens:,} tokens, and a prompt with its "
             f"response is up to {args.max_sequence_length:,}. {cure}"
-            for who, one, cure in (
+            for owner, memory, cure in (
                 ("An engine", engine, LARGER_CACHE),
                 ("An engine of the teacher", teacher, LARGER_CACHE.replace("--vllm_tensor", "--teacher_tensor")),
             )
-            if available is not None and one is not None and one.num_cached_tokens < args.max_sequence_length
+            if available is not None and memory is not None and memory.num_cached_tokens < args.max_sequence_length
         ]
     for load in loads:
         needed = node_bytes(args, learner, engine, load) + _of_teacher(args, loads, teacher)
         if load.memory_bytes is not None and needed > load.memory_bytes:
             cure = _cure_in_main_memory(args, loads, learner, needed - load.memory_bytes)
-            found.append(
+            shortages.append(
                 f"This run needs {_size(needed)} of main memory on {load.address}, which has {_size(load.memory_bytes)}.{cure}"
             )
-    return "\n".join(found)
+    return "\n".join(shortages)
 
 
 def _cure_in_main_memory(args: GRPOConfig, loads: list[NodeLoad], learner: "LearnerMemory", excess: int) -> str:

@@ -177,8 +177,8 @@ class EngineSupervisor:
 
     def replace(self, number: int, cause: str) -> None:
         """Take an engine out, issue its prompts again, and start another engine in its place."""
-        lost = self._lost_node(number)
-        self._count_restart(number, cause, lost)
+        node = self._lost_node(number)
+        self._count_restart(number, cause, node)
         self.has_begun = True
         served = self._futures.pop(number, None) is not None
         self._starting.pop(number, None)
@@ -189,7 +189,7 @@ class EngineSupervisor:
         ray.kill(self._engines[number])
         if served:
             self._recover_prompts()
-        self._waiting[number] = _Waiting(lost.node_id if lost else None, cause, time.monotonic() + MOVE_S)
+        self._waiting[number] = _Waiting(node.node_id if node else None, cause, time.monotonic() + MOVE_S)
         self._start_waiting()
 
     def _start_waiting(self) -> None:
@@ -208,10 +208,10 @@ class EngineSupervisor:
         self._engines[number] = engine
         self._starting[number] = _Starting(engine.ready.remote(), time.monotonic() + self._args.init_timeout_s)
 
-    def _count_restart(self, number: int, cause: str, lost: LostNode | None) -> None:
+    def _count_restart(self, number: int, cause: str, node: LostNode | None) -> None:
         """Log why an engine is replaced, and count the restart. Raises `ComponentDied` if no restart is left."""
-        if lost is not None:
-            logger.error("engine %d %s; %s", number, cause, lost)
+        if node is not None:
+            logger.error("engine %d %s; %s", number, cause, node)
             return
         limit = self._args.max_engine_restarts
         if self.num_restarts >= limit:
@@ -288,15 +288,15 @@ class EngineSupervisor:
         time.sleep(
             2 * POLL_S
         )  # longer than an engine's `get`, so an inventory now includes every prompt that was being pulled
-        asked = [engine.take_inventory.remote() for engine in self.serving.values()]
-        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ANSWER_S) if asked else ([], [])
-        held: list[str] = []
+        refs = [engine.take_inventory.remote() for engine in self.serving.values()]
+        answered, _ = ray.wait(refs, num_returns=len(refs), timeout=ANSWER_S) if refs else ([], [])
+        prompt_ids: list[str] = []
         for ref in answered:
             try:
-                held += ray.get(ref, timeout=ANSWER_S)["held"]
+                prompt_ids += ray.get(ref, timeout=ANSWER_S)["held"]
             except ray.exceptions.RayError:
                 continue  # this engine has died too; the next check replaces it
         in_time = RESULTS_ARRIVE_S + CONTROL_S  # the controller first waits for results that are on their way
-        lost = value_of(self._controller.recover_lost.remote(held), "recovering lost prompts", in_time)
-        self.num_recovered_prompts += lost
-        logger.warning("prompts that were lost with the engine and are issued again: %d", lost)
+        num_recovered = value_of(self._controller.recover_lost.remote(prompt_ids), "recovering lost prompts", in_time)
+        self.num_recovered_prompts += num_recovered
+        logger.warning("prompts that were lost with the engine and are issued again: %d", num_recovered)

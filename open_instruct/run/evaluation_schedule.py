@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 CONTROL_S = 60.0
 """Deadline of a call that only asks for or sets a value."""
 ControlWait = Callable[..., Any]
-"""`Components.wait` with a deadline: `(ref, what=…)`."""
+"""`Components.wait` with a deadline: `(ref, subject=…)`."""
 
 
 def control_wait(run: Run) -> ControlWait:
@@ -42,15 +42,16 @@ def missing_sets(run: Run, under_way: Collection[str] | None) -> tuple[str, ...]
         under_way: the sets whose evaluation was under way when the checkpoint was written; None: all.
     """
     names = [evaluation_set.name for evaluation_set in run.evaluation_sets]
-    wanted = names if under_way is None else [name for name in names if name in {*due_sets(run), *under_way}]
-    if not wanted:
+    if under_way is not None:
+        names = [name for name in names if name in {*due_sets(run), *under_way}]
+    if not names:
         return ()
-    written = run.log.accuracies_at(run.progress.training_step)
-    if written is not None:
-        run.progress.take(written)
-    if written is not None and written.whole is not None:
+    accuracies = run.log.accuracies_at(run.progress.training_step)
+    if accuracies is not None:
+        run.progress.take(accuracies)
+    if accuracies is not None and accuracies.whole is not None:
         return ()
-    return tuple(name for name in wanted if written is None or name not in written.of_sets)
+    return tuple(name for name in names if accuracies is None or name not in accuracies.of_sets)
 
 
 def start_evaluation(run: Run, sets: Sequence[str]) -> None:
@@ -58,7 +59,7 @@ def start_evaluation(run: Run, sets: Sequence[str]) -> None:
     version = run.progress.training_step
     run.components.wait(
         run.components.rollouts.controller.start_evaluation.remote(version, sets),
-        what="the start of an evaluation",
+        subject="the start of an evaluation",
         timeout_s=CONTROL_S,
     )
     run.evaluation_of = version
@@ -69,8 +70,8 @@ def give_weights_to_replacements(run: Run) -> None:
     """Let replacements begin to serve. If all engines have a newer version after that, pass it to the controller."""
     version = run.synchronizer.give_weights_to_replacements()
     if version is not None:
-        told = run.components.rollouts.controller.set_version.remote(version)
-        run.components.wait(told, what="the controller", timeout_s=CONTROL_S)
+        ref = run.components.rollouts.controller.set_version.remote(version)
+        run.components.wait(ref, subject="the controller", timeout_s=CONTROL_S)
 
 
 def maybe_evaluate(run: Run) -> bool:
@@ -85,7 +86,7 @@ def maybe_evaluate(run: Run) -> bool:
         try:
             run.components.wait(
                 run.components.rollouts.async_eval(run.evaluation_of),
-                what=f"the evaluation of version {run.evaluation_of}",
+                subject=f"the evaluation of version {run.evaluation_of}",
                 timeout_s=run.args.eval_timeout_s + 10,
                 limit="eval_timeout_s",
                 interruptible=True,
@@ -98,7 +99,7 @@ def maybe_evaluate(run: Run) -> bool:
             )
             run.components.wait(  # the next evaluation may begin at once, and only one may exist at a time
                 run.components.rollouts.controller.give_up_evaluation.remote(),
-                what="giving up the evaluation",
+                subject="giving up the evaluation",
                 timeout_s=CONTROL_S,
             )
             run.evaluation_of = None
@@ -112,13 +113,13 @@ def take_complete_evaluation(run: Run, wait: ControlWait) -> None:
     if run.evaluation_of is None:
         return
     version = run.evaluation_of
-    wait(run.components.rollouts.async_eval(version), what=f"the evaluation of version {version}, which is complete")
+    wait(run.components.rollouts.async_eval(version), subject=f"the evaluation of version {version}, which is complete")
     _take_evaluation(run, version, wait)
 
 
 def _take_evaluation(run: Run, version: int, wait: ControlWait) -> None:
     """Report the evaluation that has ended."""
-    metrics = wait(run.components.rollouts.controller.take_evaluation.remote(), what="the evaluation's metrics")
+    metrics = wait(run.components.rollouts.controller.take_evaluation.remote(), subject="the evaluation's metrics")
     run.evaluation_of = None
     accuracies = Accuracies.of(metrics)
     if accuracies is None:

@@ -96,7 +96,7 @@ class FullyAsyncTrainer:
             # Wait for all partial batches: if one of them failed, the step lacks a part of its gradient.
             answers = self._components.wait(
                 under_way,
-                what=f"training step {training_step}",
+                subject=f"training step {training_step}",
                 timeout_s=self._args.progress_timeout_s,
                 limit="progress_timeout_s",
                 on_poll=hooks.tell_news,
@@ -136,7 +136,7 @@ class FullyAsyncTrainer:
                 slice_s = max(0.0, min(self._args.batch_timeout, deadline - time.monotonic()))
                 received = self._components.wait(
                     self._queue.get_ref(timeout=slice_s, max_batch_count=1),
-                    what=f"the batch of step {training_step}",
+                    subject=f"the batch of step {training_step}",
                     timeout_s=slice_s + 30.0,
                     interruptible=True,
                     watched=under_way,

@@ -72,8 +72,8 @@ class Health:
 
     def check(self) -> None:
         """Replace engines that have ended. Raises `ComponentDied` if another part has ended."""
-        for lost in self._nodes.lost() if self._nodes is not None else []:
-            self._handle_lost_node(lost)
+        for node in self._nodes.lost() if self._nodes is not None else []:
+            self._handle_lost_node(node)
         self._look_for_stopped()
         try:
             for name, ref in self.watches.items():
@@ -90,11 +90,11 @@ class Health:
                 self.heartbeats.name_the_dead()  # users of a dead queue fail too, so the queue is the cause to report
             raise
 
-    def _handle_lost_node(self, lost: LostNode) -> None:
+    def _handle_lost_node(self, node: LostNode) -> None:
         """Replace the engines of a lost node. Raises `ComponentDied` if learners were on the node."""
-        if lost.learners:
-            raise ComponentDied(str(lost))
-        for number in () if self.is_ending else lost.engines:
+        if node.learners:
+            raise ComponentDied(str(node))
+        for number in () if self.is_ending else node.engines:
             self._supervisor.replace(number, "is gone")
 
     def _look_for_stopped(self) -> None:

@@ -21,7 +21,7 @@ class Heartbeats:
 
     def __init__(self, ask: dict[str, Callable[[], Any]]) -> None:
         self._ask = ask
-        self._asked: dict[str, tuple[Any, float]] = {}
+        self._requests: dict[str, tuple[Any, float]] = {}
         self._last_round = 0.0
 
     @classmethod
@@ -40,17 +40,17 @@ class Heartbeats:
         if now - self._last_round > self.EVERY_S:
             self._last_round = now
             for name, ask in self._ask.items():
-                self._asked.setdefault(name, (ask(), now))
-        for name, (ref, asked_at) in list(self._asked.items()):
+                self._requests.setdefault(name, (ask(), now))
+        for name, (ref, asked_at) in list(self._requests.items()):
             if ray.wait([ref], timeout=0)[0]:
                 value_of(ref, name)
-                del self._asked[name]
+                del self._requests[name]
             elif now - asked_at > self.LIMIT_S:
                 raise ComponentDied(f"{name} did not answer for {self.LIMIT_S:g} s")
 
     def name_the_dead(self) -> None:
         """Raise `ComponentDied` for a part that is dead now. A part that is alive and merely slow to answer is ignored."""
-        asked = {ask(): name for name, ask in self._ask.items()}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=self.ANSWER_S)
+        names = {ask(): name for name, ask in self._ask.items()}
+        answered, _ = ray.wait(list(names), num_returns=len(names), timeout=self.ANSWER_S)
         for ref in answered:
-            value_of(ref, asked[ref])
+            value_of(ref, names[ref])

@@ -69,15 +69,15 @@ def advice(args: GRPOConfig, available: int, needed: Callable[[GRPOConfig], int]
 
 def _together(args: GRPOConfig, proposed: Sequence[Saving], available: int, needed: Callable[[GRPOConfig], int]) -> str:
     """How much a run needs with the fewest changes that are enough, those first that need no further devices."""
-    made: list[str] = []
+    texts: list[str] = []
     rest = needed(args)
     for saving in sorted(proposed, key=lambda saving: saving.change.needs_devices):
         changed = replace(args, **saving.change.options)
         if (smaller := needed(changed)) < rest:
             args, rest = changed, smaller
-            made.append(saving.change.text)
+            texts.append(saving.change.text)
         if rest <= available:
-            return f"With {' and '.join(made)} it needs {gib(rest)}, which fits."
+            return f"With {' and '.join(texts)} it needs {gib(rest)}, which fits."
     return f"All of them together need {gib(rest)}, which is still too much."
 
 
@@ -112,11 +112,11 @@ def _dividing(args: GRPOConfig) -> Iterator[Change]:
     """Changes that divide the states or the rows among learners."""
     if args.num_learners > 1 and args.deepspeed_stage < 3:
         yield Change("--deepspeed_stage 3", {"deepspeed_stage": 3})
-    twice = [2 * number for number in args.num_learners_per_node]
-    options = {"num_learners_per_node": twice}
+    counts = [2 * number for number in args.num_learners_per_node]
+    options = {"num_learners_per_node": counts}
     if args.single_gpu_mode or not _has_places(args, options):
         return
-    text = f"--num_learners_per_node {' '.join(map(str, twice))}"
+    text = f"--num_learners_per_node {' '.join(map(str, counts))}"
     more = _with_stage(args, 3, text, **options)
     yield replace(more, needs_devices=True)
     halves = {**options, "sequence_parallel_size": 2 * args.sequence_parallel_size}

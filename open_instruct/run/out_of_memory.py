@@ -32,29 +32,29 @@ UNITS = {
     "TB": 10**12,
 }
 AMOUNT = r"(?P<{}>[\d.]+) ?(?P<{}_unit>[KMGT]i?B|B|bytes)"
-WANTED, FREE, THERE = (AMOUNT.format(name, name) for name in ("wanted", "free", "there"))
+DEMAND, FREE, TOTAL = (AMOUNT.format(name, name) for name in ("demand", "free", "total"))
 TEXTS: tuple[tuple[Kind, str], ...] = (
     (
         "GPU memory",
-        rf"out of memory\. Tried to allocate {WANTED}\..*?total capacity of {THERE} of which {FREE} is free",
+        rf"out of memory\. Tried to allocate {DEMAND}\..*?total capacity of {TOTAL} of which {FREE} is free",
     ),
-    ("GPU memory", rf"out of memory\. Tried to allocate {WANTED}"),
+    ("GPU memory", rf"out of memory\. Tried to allocate {DEMAND}"),
     (
         "GPU memory",
-        r"Free memory on device \S* ?\((?P<free>[\d.]+)/(?P<there>[\d.]+) (?P<there_unit>GiB)\).*?desired GPU memory utilization",
+        r"Free memory on device \S* ?\((?P<free>[\d.]+)/(?P<total>[\d.]+) (?P<total_unit>GiB)\).*?desired GPU memory utilization",
     ),
     ("GPU memory", r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|OutOfMemoryError: CUDA"),
     ("KV cache memory", r"No available memory for the cache blocks"),
-    ("KV cache memory", rf"{WANTED} KV cache is needed, which is larger than the available KV cache memory \({FREE}\)"),
+    ("KV cache memory", rf"{DEMAND} KV cache is needed, which is larger than the available KV cache memory \({FREE}\)"),
     ("/dev/shm", r"unable to (?:write to|open|resize|mmap) file </torch_[^\n]*No space left on device"),
     (
         "/dev/shm",
         r"insufficient shared memory|No space left on device[^\n]*/dev/shm|/dev/shm[^\n]*No space left on device",
     ),
     ("/dev/shm", r"ObjectStoreFullError"),
-    ("main memory", rf"can't allocate memory: you tried to allocate {WANTED}"),
-    ("main memory", rf"Unable to allocate {WANTED} for an array"),
-    ("main memory", rf"was running was {FREE} / {THERE} .*?exceeds the memory usage threshold"),
+    ("main memory", rf"can't allocate memory: you tried to allocate {DEMAND}"),
+    ("main memory", rf"Unable to allocate {DEMAND} for an array"),
+    ("main memory", rf"was running was {FREE} / {TOTAL} .*?exceeds the memory usage threshold"),
     ("main memory", r"due to the node running low on memory|\bMemoryError\b|Cannot allocate memory|bad_alloc"),
 )
 """What ran out, by the texts that say so; the first that matches counts."""
@@ -65,17 +65,17 @@ class OutOfMemory:
     """What ran out. A number that the error does not give is None."""
 
     kind: Kind
-    wanted: int | None = None
+    demand: int | None = None
     """Bytes that were asked for."""
     free: int | None = None
-    there: int | None = None
+    total: int | None = None
     """Bytes in all."""
 
     def __str__(self) -> str:
         numbers = [
-            "" if self.wanted is None else f"{gib(self.wanted)} were wanted",
+            "" if self.demand is None else f"{gib(self.demand)} were wanted",
             "" if self.free is None else f"{gib(self.free)} were free",
-            "" if self.there is None else f"there are {gib(self.there)} in all",
+            "" if self.total is None else f"there are {gib(self.total)} in all",
         ]
         return ", ".join(filter(None, numbers)) or "the error does not say how much was wanted"
 
@@ -84,9 +84,9 @@ def out_of_memory(text: str) -> OutOfMemory | None:
     """What ran out, according to the text of an error; None if no memory did."""
     for kind, pattern in TEXTS:
         if match := re.search(pattern, text, re.DOTALL):
-            amounts = {name: _bytes(match, name) for name in ("wanted", "free", "there")}
-            if "exceeds the memory usage" in pattern and amounts["there"] is not None:  # Ray tells what is in use
-                amounts["free"] = max(amounts["there"] - (amounts["free"] or 0), 0)
+            amounts = {name: _bytes(match, name) for name in ("demand", "free", "total")}
+            if "exceeds the memory usage" in pattern and amounts["total"] is not None:  # Ray tells what is in use
+                amounts["free"] = max(amounts["total"] - (amounts["free"] or 0), 0)
             return OutOfMemory(kind, **amounts)
     return None
 
@@ -102,9 +102,9 @@ def _bytes(match: re.Match[str], name: str) -> int | None:
 def whole_text(error: BaseException | None) -> str:
     """The text of an error and of all errors that caused it, also in other processes."""
     texts: list[str] = []
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    ids: set[int] = set()
+    while error is not None and id(error) not in ids:
+        ids.add(id(error))
         texts.append(f"{type(error).__name__}: {error}")
         handled = None if error.__suppress_context__ else error.__context__
         error = getattr(error, "cause", None) or error.__cause__ or handled

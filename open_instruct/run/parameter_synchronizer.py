@@ -118,7 +118,7 @@ class ParameterSynchronizer:
         on."""
         versions = self._components.wait(
             self._components.learners.async_held_version(),
-            what="the version of the learners' weights",
+            subject="the version of the learners' weights",
             timeout_s=self._args.progress_timeout_s,
             limit="progress_timeout_s",
             interruptible=True,
@@ -205,7 +205,7 @@ class ParameterSynchronizer:
             return UpdateReport(failures=dict.fromkeys(behind, HELD_UP) | unreachable)
         reports = self._components.wait(
             self._components.learners.async_update_weights(version, behind),
-            what=f"weights of version {version}",
+            subject=f"weights of version {version}",
             timeout_s=2 * self._args.weight_sync_timeout_s + 60.0,
             limit="weight_sync_timeout_s",
         )
@@ -219,7 +219,7 @@ class ParameterSynchronizer:
         self._connected = {}
         [unreachable, *_] = self._components.wait(
             self._components.learners.async_init_weight_update_connections(self._components.rollouts, members),
-            what="the connection of learners and engines",
+            subject="the connection of learners and engines",
             timeout_s=self._args.init_timeout_s + CONNECTING_S,
             limit="init_timeout_s",
         )

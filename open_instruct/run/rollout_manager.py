@@ -286,9 +286,9 @@ class RolloutManager:
         if self._has_lost_node(number):
             args = self._args
             place, per_core = args.device.place_resources, args.device.places_per_core
-            asked = Asked((), 1, args.vllm_tensor_parallel_size, place, per_core)
+            request = Asked((), 1, args.vllm_tensor_parallel_size, place, per_core)
             try:
-                reservation = bundles.reserve(asked, timeout_s=0.0)
+                reservation = bundles.reserve(request, timeout_s=0.0)
             except CannotPlace as error:
                 logger.warning("engine %d: %s", number, error)
                 return None
@@ -342,13 +342,11 @@ class RolloutManager:
         Also waits for the references in `expected`.
         """
         deadline = time.monotonic() + timeout_s
-        asked = [actor.stop.remote() for actor in (*self.rollout_engines, self.controller)]
-        expected = [*asked, *self._futures, *expected]
+        refs = [actor.stop.remote() for actor in (*self.rollout_engines, self.controller)]
+        expected = [*refs, *self._futures, *expected]
         answered, _ = ray.wait(expected, num_returns=len(expected), timeout=timeout_s)
         ended = [
-            engine.shutdown.remote()
-            for engine, ref in zip(self.rollout_engines, asked, strict=False)
-            if ref in answered
+            engine.shutdown.remote() for engine, ref in zip(self.rollout_engines, refs, strict=False) if ref in answered
         ]
         ended += [teacher.shutdown.options(max_task_retries=0).remote() for teacher in self.teachers]
         if ended:

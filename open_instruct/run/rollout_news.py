@@ -33,7 +33,7 @@ class NewsTeller:
         """Tell what is new. Returns how far the next batch is. `wait` is `control_wait` by default."""
         run = self._run
         wait = wait or control_wait(run)
-        news = wait(run.components.rollouts.controller.news.remote(), what="news of the controller")
+        news = wait(run.components.rollouts.controller.news.remote(), subject="news of the controller")
         self._asked_at = time.monotonic()
         for warning in news.warnings:
             logger.warning("the rollout controller: %s", warning)
@@ -52,9 +52,9 @@ def tell_last_news(run: Run) -> None:
     be why the run ends."""
     ends_at = time.monotonic() + LAST_S
 
-    def wait(ref: Any, *, what: str) -> Any:
+    def wait(ref: Any, *, subject: str) -> Any:
         time_left = max(ends_at - time.monotonic(), 0.0)
-        return run.components.wait(ref, what=what, timeout_s=time_left, checks_health=False)
+        return run.components.wait(ref, subject=subject, timeout_s=time_left, checks_health=False)
 
     try:
         NewsTeller(run).tell(wait)

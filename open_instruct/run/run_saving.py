@@ -65,12 +65,12 @@ def resumes_the_same_run(args: GRPOConfig, inputs: "RunInputs | None") -> list[s
 def _goes_beyond(args: GRPOConfig, newest: Checkpoint) -> list[str]:
     """Mistake: the run would end before the step of its checkpoint, so it would train nothing. A complete run is no mistake; it
     prints that it is complete when it is started."""
-    done, wanted = newest.training_step, args.num_training_steps
-    if done <= wanted or is_complete(args):
+    step, num_steps = newest.training_step, args.num_training_steps
+    if step <= num_steps or is_complete(args):
         return []
     return [
-        f"{shown(args, 'total_episodes')}: the run would end after step {wanted}, and {newest.path} is of step {done}. Set "
-        f"total_episodes to {done * args.num_samples_per_step} or more to go on; to start anew, choose another --output_dir."
+        f"{shown(args, 'total_episodes')}: the run would end after step {num_steps}, and {newest.path} is of step {step}. Set "
+        f"total_episodes to {step * args.num_samples_per_step} or more to go on; to start anew, choose another --output_dir."
     ]
 
 
@@ -175,26 +175,29 @@ def _write_parts(run: "Run", path: Path) -> dict[str, int]:
     """Write the files of all parts. Returns the size in bytes of each file that the learners have written."""
     learners = run.components.learners.async_save_checkpoint(str(path))
     controller = run.components.rollouts.controller.save.remote(run.progress.training_step, str(path / ROLLOUT_STATE))
-    *written, _ = run.components.wait(
-        [*learners, controller], what="saving a checkpoint", timeout_s=run.args.init_timeout_s, limit="init_timeout_s"
+    *sizes, _ = run.components.wait(
+        [*learners, controller],
+        subject="saving a checkpoint",
+        timeout_s=run.args.init_timeout_s,
+        limit="init_timeout_s",
     )
-    return {name: num_bytes for files in written for name, num_bytes in files.items()}
+    return {name: num_bytes for files in sizes for name, num_bytes in files.items()}
 
 
 def save_model(run: "Run", directory: Path, *, is_last: bool = False) -> Path:
     """Save the model as a Hugging Face directory that Transformers and vLLM load. Returns its absolute path. `is_last` as in
     `save_checkpoint`."""
     directory = directory.absolute()  # a learner on another node may have another current directory
-    with run.timer("saving"), _learners_alone(run, is_last=is_last), atomic_directory(directory) as beside:
+    with run.timer("saving"), _learners_alone(run, is_last=is_last), atomic_directory(directory) as draft:
         run.components.wait(
             run.components.learners.async_save_model(
-                run.progress.training_step, directory=str(beside), with_optimizer=False
+                run.progress.training_step, directory=str(draft), with_optimizer=False
             ),
-            what="saving the model",
+            subject="saving the model",
             timeout_s=run.args.init_timeout_s,
             limit="init_timeout_s",
         )
-        if not any(beside.iterdir()):
+        if not any(draft.iterdir()):
             raise StorageNotShared(
                 f"{directory} on the driver's node is empty, though the first learner has written a model there. Models need "
                 f"storage that all nodes share. Give such a directory with --output_dir."

@@ -46,15 +46,15 @@ class Progress:
     def take(self, accuracies: Accuracies, *, is_before: bool = False) -> None:
         """Remember an evaluation, of the weights before the first step if `is_before`; that one says nothing of training."""
         whole = accuracies.whole or Measure(None, None)
-        of_sets = {
+        measures = {
             name: {"share": measure.share, "reward": measure.reward} for name, measure in accuracies.of_sets.items()
         }
         if is_before:
             self.eval_accuracy_before, self.eval_reward_before = whole.share, whole.reward
-            self.eval_sets_before |= of_sets
+            self.eval_sets_before |= measures
             return
         self.eval_accuracy_after, self.eval_reward_after = whole.share, whole.reward
-        self.eval_sets_after |= of_sets
+        self.eval_sets_after |= measures
 
 
 class _Shape(BaseModel):

@@ -65,7 +65,7 @@ def resume(run: Run) -> None:
         ]
         components.wait(
             loading,
-            what=f"loading {path}",
+            subject=f"loading {path}",
             timeout_s=run.args.init_timeout_s,
             limit="init_timeout_s",
             interruptible=True,
@@ -78,7 +78,7 @@ def resume(run: Run) -> None:
     if newest is not None and (missing := missing_sets(run, under_way)):
         start_evaluation(run, missing)
     components.wait(
-        controller.start.remote(run.progress.training_step), what="the controller's start", timeout_s=CONTROL_S
+        controller.start.remote(run.progress.training_step), subject="the controller's start", timeout_s=CONTROL_S
     )
 
 
@@ -181,7 +181,7 @@ def committed(run: Run, training_step: int) -> Iterator[None]:
     try:
         yield
     finally:
-        fates = run.components.wait(commit, what="the ledger", timeout_s=CONTROL_S)
+        fates = run.components.wait(commit, subject="the ledger", timeout_s=CONTROL_S)
         run.log.prompts(training_step, fates)
 
 
@@ -235,19 +235,19 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
         run.synchronizer.sync(training_step)
     if evaluated:  # before training prompts are admitted, so that the evaluation does not queue behind them
         start_evaluation(run, evaluated)
-    told = tell_version(run, training_step, engines_get_it=sends)
+    refs = tell_version(run, training_step, engines_get_it=sends)
     if sends and not weights_come_first:
         run.synchronizer.sync(training_step)
-    run.components.wait(told, what="the controller and the message queue", timeout_s=CONTROL_S)
+    run.components.wait(refs, subject="the controller and the message queue", timeout_s=CONTROL_S)
 
 
 def tell_version(run: Run, version: int, *, engines_get_it: bool) -> list[Any]:
     """Set the version that the learners hold in the message queue, and the version that every engine gets in the controller.
     Returns references to their answers."""
-    told = [run.message_queue.actor.set_version.remote(version)]
+    refs = [run.message_queue.actor.set_version.remote(version)]
     if engines_get_it:
-        told.append(run.components.rollouts.controller.set_version.remote(version))
-    return told
+        refs.append(run.components.rollouts.controller.set_version.remote(version))
+    return refs
 
 
 def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
@@ -286,7 +286,7 @@ def component_status(run: Run) -> ComponentStatus:
     """The statistics of each component, asked for in parallel."""
     controller, queue = run.components.wait(
         [run.components.rollouts.controller.status.remote(), run.message_queue.get_statistics_ref()],
-        what="the controller and the message queue",
+        subject="the controller and the message queue",
         timeout_s=CONTROL_S,
     )
     for warning in controller["warnings"]:
@@ -332,7 +332,7 @@ def summarize(run: Run, *, model: Path | None = None) -> RunSummary:
     """Close the ledger and sum up the run. `checkpoint` is the saved model, or the newest checkpoint if the run was cut short."""
     progress = run.progress
     counts = run.components.wait(
-        run.components.rollouts.controller.close_ledger.remote(), what="the ledger", timeout_s=CONTROL_S
+        run.components.rollouts.controller.close_ledger.remote(), subject="the ledger", timeout_s=CONTROL_S
     )
     for step, rows in counts["left_out"].items():
         run.log.prompts(step, rows)

@@ -30,12 +30,14 @@ def check_storage(directories: Sequence[Path], learner_nodes: Sequence[str]) -> 
                 ask.options(scheduling_strategy=place).remote(str(path), address)
                 for address, place in other_nodes.items()
             ]
-            saw = [value_of(ref, "the look at the storage") for ref in _answered(refs, "the look at the storage")]
-            shared_storage.judge(path, dict(zip(other_nodes, saw, strict=True)))
+            answers = [value_of(ref, "the look at the storage") for ref in _answered(refs, "the look at the storage")]
+            shared_storage.judge(path, dict(zip(other_nodes, answers, strict=True)))
 
 
-def _answered(refs: list[Any], what: str) -> list[Any]:
+def _answered(refs: list[Any], subject: str) -> list[Any]:
     _, waiting = ray.wait(refs, num_returns=len(refs), timeout=STORAGE_S)
     if waiting:
-        raise TimeoutError(f"{what}: {len(waiting)} of {counted(len(refs), 'node')} did not answer in {STORAGE_S:g} s")
+        raise TimeoutError(
+            f"{subject}: {len(waiting)} of {counted(len(refs), 'node')} did not answer in {STORAGE_S:g} s"
+        )
     return refs

@@ -49,13 +49,14 @@ def check_room(args: GRPOConfig) -> None:
     if args.teacher_model_name_or_path is None:
         return
     device, size = args.device, args.teacher_tensor_parallel_size
-    asked = Asked((), args.teacher_num_engines, size, device.place_resources, device.places_per_core)
+    request = Asked((), args.teacher_num_engines, size, device.place_resources, device.places_per_core)
     nodes = bundles.cluster_nodes()
     try:
-        plan_placement(nodes, asked)
+        plan_placement(nodes, request)
     except CannotPlace as error:
         raise CannotPlace(
-            f"the teacher: {error}. Asked for: {asked}. Nodes: {describe_nodes(nodes, asked.place)}. Ask for fewer, or add nodes."
+            f"the teacher: {error}. Asked for: {request}. Nodes: {describe_nodes(nodes, request.place)}. "
+            "Ask for fewer, or add nodes."
         ) from None
 
 

@@ -31,7 +31,7 @@ class Waits:
         self,
         refs: Any,
         *,
-        what: str,
+        subject: str,
         timeout_s: float,
         limit: str | None = None,
         interruptible: bool = False,
@@ -46,7 +46,7 @@ class Waits:
         Does not wait for the references in `watched`, but raises the failure of any of them. `on_poll` is called now and then.
 
         Raises:
-            TimeoutError: no answer in time. Names `what`, and `limit`, the option that sets `timeout_s`.
+            TimeoutError: no answer in time. Names `subject`, and `limit`, the option that sets `timeout_s`.
             ComponentDied: an actor failed.
             Interrupted: a signal came, and the wait is `interruptible` because nothing is lost by leaving it.
         """
@@ -56,43 +56,43 @@ class Waits:
         while pending := [ref for ref in all_refs if ref not in values]:
             if interruptible:
                 self._signals.raise_if_received()
-            self._notice_signal(what)
+            self._notice_signal(subject)
             if checks_health:
                 self._health.check()
             if on_poll is not None:
                 on_poll()
             failed, _ = ray.wait(list(watched), num_returns=len(watched), timeout=0) if watched else ([], [])
             for ref in failed:
-                self._value(ref, what)
-            done, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
-            for ref in done:  # raise at once, because other actors may wait for a failed actor in a collective
-                values[ref] = self._value(ref, what, without_dead=without_dead)
+                self._value(ref, subject)
+            ready_refs, waiting = ray.wait(pending, num_returns=len(pending), timeout=HEALTH_POLL_S)
+            for ref in ready_refs:  # raise at once, because other actors may wait for a failed actor in a collective
+                values[ref] = self._value(ref, subject, without_dead=without_dead)
             if waiting and time.monotonic() > deadline:
                 advice = f". Where it only takes longer, raise --{limit}" if limit else ""
                 raise TimeoutError(
-                    f"{what}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s{advice}"
+                    f"{subject}: {len(waiting)} of {len(all_refs)} did not answer in {timeout_s:g} s{advice}"
                 )
         ordered = [values[ref] for ref in all_refs]
         return ordered if isinstance(refs, list) else ordered[0]
 
-    def _notice_signal(self, what: str) -> None:
+    def _notice_signal(self, subject: str) -> None:
         """After a signal the run ends once this wait is over: log that once, and replace no more engines."""
         if self._signals.received is None:
             return
         self._health.is_ending = True
         if not self._signals.is_told:
             self._signals.is_told = True
-            logger.warning("%s came: %s is finished first", signal.Signals(self._signals.received).name, what)
+            logger.warning("%s came: %s is finished first", signal.Signals(self._signals.received).name, subject)
 
-    def _value(self, ref: Any, what: str, *, without_dead: bool = False) -> Any:
+    def _value(self, ref: Any, subject: str, *, without_dead: bool = False) -> Any:
         """The value of a reference that is done. If an actor died because its node was lost, the error names the node."""
         try:
-            return value_of(ref, what)
+            return value_of(ref, subject)
         except ComponentDied as error:
             if without_dead and isinstance(error.__cause__, (ray.exceptions.RayActorError, EngineCoreLost)):
                 return None
-            if lost := self._health.lost_nodes():
-                raise ComponentDied(lost) from error
+            if nodes := self._health.lost_nodes():
+                raise ComponentDied(nodes) from error
             if dead := self._health.name_of_dead(error.__cause__):
                 raise ComponentDied(f"{dead} died: {error}") from error.__cause__
             raise

@@ -81,7 +81,7 @@ class WeightAgreement:
         )
         refs = [engine.generate_with_single_engine.remote(comparison_prompts(), config) for engine in engines.values()]
         answers = self._components.wait(
-            refs, what="a few tokens of each new engine", timeout_s=self._args.init_timeout_s, without_dead=True
+            refs, subject="a few tokens of each new engine", timeout_s=self._args.init_timeout_s, without_dead=True
         )
         return dict(zip(engines, answers, strict=True))
 
@@ -90,7 +90,7 @@ class WeightAgreement:
         sequences = [(prompt, r.responses[0]) for prompt, r in zip(comparison_prompts(), results, strict=True)]
         scores = self._components.wait(
             self._components.learners.async_score(sequences),
-            what="the learners' log-probs of a few tokens",
+            subject="the learners' log-probs of a few tokens",
             timeout_s=self._args.init_timeout_s,
         )
         return np.concatenate(scores[0])
@@ -99,8 +99,8 @@ class WeightAgreement:
         measure, limit = measure_of(self._args), limit_of(self._args)
         largest, mean = float(difference_R.max()), float(difference_R.mean())
         if (largest if measure == "max" else mean) <= limit:  # NaN is no agreement
-            told = "engine %d agrees with the learners: log-probs differ by %.1e at most, %.1e on average"
-            logger.info(told, number, largest, mean)
+            message = "engine %d agrees with the learners: log-probs differ by %.1e at most, %.1e on average"
+            logger.info(message, number, largest, mean)
             return
         raise WeightsDiffer(
             f"engine {number} does not compute what the learners compute: the log-probs of {len(difference_R)} tokens "
@@ -123,7 +123,7 @@ class WeightAgreement:
     def _fingerprints(self, engines: Sequence[Any]) -> list[dict[str, float] | None]:
         return self._components.wait(
             [engine.weight_fingerprints.remote() for engine in engines],
-            what="fingerprints of engines' weights",
+            subject="fingerprints of engines' weights",
             timeout_s=self._args.init_timeout_s,
             without_dead=True,
         )

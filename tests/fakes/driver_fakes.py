@@ -286,7 +286,7 @@ class PlayedComponents:
         self,
         refs: Any,
         *,
-        what: str,
+        subject: str,
         timeout_s: float,
         limit: str = "",
         interruptible: bool = False,
@@ -294,21 +294,21 @@ class PlayedComponents:
         **_: Any,
     ) -> Any:
         assert timeout_s > 0
-        self.limits[what] = limit
-        self.waits.append(what)
-        if self._during and self._during in what:
+        self.limits[subject] = limit
+        self.waits.append(subject)
+        if self._during and self._during in subject:
             self._times_left -= 1
             if self._times_left == 0:
                 self._happens()
         if interruptible:
             self.signals.raise_if_received()
-        if what == self.engines_die_during:
+        if subject == self.engines_die_during:
             for number in range(len(self.supervisor.engines)):
                 self.supervisor.replace(number, "died")
                 self.supervisor.load(number)
-        if what == self.engine_is_dead_during and not self.health.is_ending:
+        if subject == self.engine_is_dead_during and not self.health.is_ending:
             raise ComponentDied("engine 0 died")
-        if what == self.prompts_come_to_a_sleeper_during:
+        if subject == self.prompts_come_to_a_sleeper_during:
             self.supervisor.needs_weights.add(1)
             self.supervisor.needs_weights_to_evaluate.add(1)
         on_poll()

@@ -71,12 +71,12 @@ def test_engine_that_dies_while_it_starts_may_start_again_before_learners_take_t
 def test_learners_that_die_while_engines_load_end_the_run(monkeypatch: pytest.MonkeyPatch, fails_during: str) -> None:
     """They were killed, for want of memory perhaps. It must not be taken for the death of the engine that is waited for."""
 
-    def failed(_: Any, what: str) -> None:
-        raise ComponentDied(f"{what} failed: killed") from ray.exceptions.ActorDiedError()
+    def failed(_: Any, subject: str) -> None:
+        raise ComponentDied(f"{subject} failed: killed") from ray.exceptions.ActorDiedError()
 
-    def wait(_: Any, *, what: str, on_poll: Any, **__: Any) -> None:
-        waits.append(what)
-        if what == fails_during:
+    def wait(_: Any, *, subject: str, on_poll: Any, **__: Any) -> None:
+        waits.append(subject)
+        if subject == fails_during:
             on_poll()
 
     waits: list[str] = []

@@ -56,9 +56,11 @@ class Play:
         self.ended_loading, self.loading = self.loading, []
         return bool(self.ended_loading)
 
-    def wait(self, refs: list[Any], *, what: str, timeout_s: float, interruptible: bool = False, **_: Any) -> list[Any]:
-        if what in self.trouble:
-            raise self.trouble[what]
+    def wait(
+        self, refs: list[Any], *, subject: str, timeout_s: float, interruptible: bool = False, **_: Any
+    ) -> list[Any]:
+        if subject in self.trouble:
+            raise self.trouble[subject]
         if self.signal_came and interruptible and refs:
             raise Interrupted(signal.SIGTERM)
         if refs:

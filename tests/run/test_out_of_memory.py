@@ -28,7 +28,7 @@ RAY = (
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "wanted", "free", "there"),
+    ("text", "kind", "demand", "free", "total"),
     [
         (TORCH, "GPU memory", 2.32 * GIB, 1.19 * GIB, 79.25 * GIB),
         ("CUDA out of memory. Tried to allocate 20.00 MiB.", "GPU memory", 20 * MIB, None, None),
@@ -57,12 +57,12 @@ RAY = (
     ],
 )
 def test_texts_of_libraries_are_understood(
-    text: str, kind: str, wanted: float | None, free: float | None, there: float | None
+    text: str, kind: str, demand: float | None, free: float | None, total: float | None
 ) -> None:
     shortage = out_of_memory(text)
     assert shortage is not None
     assert shortage.kind == kind
-    for number, expected in ((shortage.wanted, wanted), (shortage.free, free), (shortage.there, there)):
+    for number, expected in ((shortage.demand, demand), (shortage.free, free), (shortage.total, total)):
         assert number == (None if expected is None else pytest.approx(expected, rel=1e-6))
 
 
@@ -89,7 +89,7 @@ def test_what_torch_really_says_is_understood() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     shortage = out_of_memory(done.stderr)
     assert shortage is not None, done.stderr[-500:]
-    assert (shortage.kind, shortage.wanted) == ("main memory", 8 * GIB)
+    assert (shortage.kind, shortage.demand) == ("main memory", 8 * GIB)
 
 
 def args_on(monkeypatch: pytest.MonkeyPatch, kind: Any) -> Any:

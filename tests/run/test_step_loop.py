@@ -297,12 +297,12 @@ def test_a_complete_evaluation_is_told_when_the_run_ends_before_step_1(
     run = played_run(tmp_path, eval_on_step_0=True, during="the batch of step 1" if end == "SIGTERM" else "")
     wait = run.components.wait
 
-    def complete_at_the_end(refs: Any, *, what: str, **settings: Any) -> Any:
-        if what == "the batch of step 1":
+    def complete_at_the_end(refs: Any, *, subject: str, **settings: Any) -> Any:
+        if subject == "the batch of step 1":
             run.components.controller.evaluation_is_complete = True
             if end == "a failure":
                 raise ComponentDied("engine 0 died")
-        return wait(refs, what=what, **settings)
+        return wait(refs, subject=subject, **settings)
 
     run.components.wait = complete_at_the_end
     if end == "SIGTERM":
@@ -413,10 +413,10 @@ def played_time(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         run = played_run(output_dir, **options)
         wait = run.components.wait
 
-        def lasting(refs: Any, *, what: str, **settings: Any) -> Any:
+        def lasting(refs: Any, *, subject: str, **settings: Any) -> Any:
             nonlocal now
-            now += sum(length for name, length in seconds.items() if what.startswith(name))
-            return wait(refs, what=what, **settings)
+            now += sum(length for name, length in seconds.items() if subject.startswith(name))
+            return wait(refs, subject=subject, **settings)
 
         run.components.wait = lasting
         return run

@@ -17,7 +17,7 @@ def test_a_wait_that_was_too_short_names_the_option_to_raise(monkeypatch: pytest
     with pytest.raises(
         TimeoutError, match=r"^the start of engine 0: 1 of 1 did not answer in 0 s\. .* --init_timeout_s$"
     ):
-        components_of().wait("never", what="the start of engine 0", timeout_s=0.0, limit="init_timeout_s")
+        components_of().wait("never", subject="the start of engine 0", timeout_s=0.0, limit="init_timeout_s")
 
 
 @pytest.mark.parametrize("through_another", [False, True])
@@ -38,7 +38,7 @@ def test_a_death_is_told_by_the_name_of_who_died(monkeypatch: pytest.MonkeyPatch
     }
     monkeypatch.setattr(components.health, "actors", lambda: actors)
     with pytest.raises(ComponentDied, match=r"^learner 1 died: saving a checkpoint failed: ActorDiedError: "):
-        components.wait("it", what="saving a checkpoint", timeout_s=1.0)
+        components.wait("it", subject="saving a checkpoint", timeout_s=1.0)
 
 
 def test_after_a_signal_no_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,10 +49,10 @@ def test_after_a_signal_no_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -
     components = components_of(
         supervisor=SimpleNamespace(check=lambda: replaced.append("an engine"), began=lambda _: None)
     )
-    assert components.wait("the step", what="step 3", timeout_s=1.0) == "done"
+    assert components.wait("the step", subject="step 3", timeout_s=1.0) == "done"
     assert replaced == ["an engine"]
     components.signals.received = signal.SIGTERM
-    assert components.wait("the step", what="step 3", timeout_s=1.0) == "done"
+    assert components.wait("the step", subject="step 3", timeout_s=1.0) == "done"
     assert replaced == ["an engine"]
 
 
@@ -77,6 +77,6 @@ def test_devices_are_handed_over_without_an_engine_whose_actor_or_core_died(
     monkeypatch.setattr(ray_results.ray, "get", get)
     components = components_of()
     refs = ["dead", "alive"]
-    assert components.wait(refs, what="engines: onload", timeout_s=1.0, without_dead=True) == [None, 10]
+    assert components.wait(refs, subject="engines: onload", timeout_s=1.0, without_dead=True) == [None, 10]
     with pytest.raises(ComponentDied):
-        components.wait(refs, what="engines: onload", timeout_s=1.0)
+        components.wait(refs, subject="engines: onload", timeout_s=1.0)

@@ -453,7 +453,7 @@ def queues_and_components(stage: Callable[..., Stage], monkeypatch: pytest.Monke
 def wait_for_nothing(components: Components, ray: Any) -> None:
     nothing = ray.remote(lambda: time.sleep(60)).options(num_cpus=0).remote()
     try:
-        components.wait(nothing, what="nothing", timeout_s=30.0)
+        components.wait(nothing, subject="nothing", timeout_s=30.0)
     finally:
         ray.cancel(nothing, force=True)
 
@@ -492,7 +492,9 @@ def test_an_engine_that_cannot_give_its_memory_back_ends_the_run(
 
     failed = ray_session.remote(fail).options(num_cpus=0, max_retries=0).remote()
     with pytest.raises(ComponentDied, match="engines: offload failed: RuntimeError: out of memory"):
-        queues_and_components.components.wait([failed], what="engines: offload", timeout_s=TIMEOUT_S, without_dead=True)
+        queues_and_components.components.wait(
+            [failed], subject="engines: offload", timeout_s=TIMEOUT_S, without_dead=True
+        )
 
 
 def test_a_dead_queue_is_named_even_when_its_users_die_first(
@@ -526,10 +528,10 @@ def test_a_signal_is_told_once_while_something_is_finished_first(
     components = queues_and_components.components
     components.signals.received = signal.SIGTERM
     step = ray_session.remote(lambda: time.sleep(1.2)).options(num_cpus=0).remote()
-    components.wait(step, what="training step 3", timeout_s=TIMEOUT_S)
+    components.wait(step, subject="training step 3", timeout_s=TIMEOUT_S)
     assert caplog.text.count("SIGTERM came: training step 3 is finished first") == 1
     with pytest.raises(Interrupted):
-        components.wait(step, what="the batch of step 4", timeout_s=TIMEOUT_S, interruptible=True)
+        components.wait(step, subject="the batch of step 4", timeout_s=TIMEOUT_S, interruptible=True)
 
 
 # --- a real engine ----------------------------------------------------------------------------------------------------
