@@ -49,8 +49,8 @@ class FromTheMiddle(Workflow):
 
     def metrics(self, rollouts: Sequence[ScoredGroup], groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """Of the rollouts of a training step, with the notes that `run` has sent along."""
-        given = [rollout.result.notes for rollout in rollouts]
-        return {"from_the_middle/given_tokens": sum(given) / len(given)} if given else {}
+        counts = [rollout.result.notes for rollout in rollouts]
+        return {"from_the_middle/given_tokens": sum(counts) / len(counts)} if counts else {}
 
 
 def joined(prompt: np.ndarray, start: np.ndarray, version: int, ending: Completion) -> Sample:

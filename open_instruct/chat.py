@@ -112,9 +112,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _sampling(options: argparse.Namespace, facts: RunFacts) -> Sampling:
     names = ("temperature", "top_p", "max_tokens", "seed")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    settings = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     stop = facts.sampling.stop if options.stop is None else tuple(options.stop)
-    return replace(facts.sampling, stop=stop, **given)
+    return replace(facts.sampling, stop=stop, **settings)
 
 
 def _system_prompt(options: argparse.Namespace, facts: RunFacts) -> str | None:

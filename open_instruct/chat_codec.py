@@ -72,7 +72,7 @@ class ChatCodec:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._special_tokens = special_tokens(tokenizer)
         self._special_tags = _tags_among(self._special_tokens, tags, tokenizer)
-        self._of_spellings: dict[str, list[int]] = {}
+        self._token_ids: dict[str, list[int]] = {}
         self._without_special: Any = None
         """A copy of the backend that knows no special tokens."""
 
@@ -174,7 +174,7 @@ class ChatCodec:
 
     def _as_text(self, spelling: str) -> list[int]:
         """Token ids of a special token's spelling, as if the tokenizer had no special tokens."""
-        if spelling not in self._of_spellings:
+        if spelling not in self._token_ids:
             if self._without_special is None and self._backend is not None:
                 self._without_special = copy.deepcopy(self._backend)  # other threads may be using the backend itself
                 self._without_special.encode_special_tokens = True
@@ -182,8 +182,8 @@ class ChatCodec:
                 token_ids = self._without_special.encode(spelling, add_special_tokens=False).ids
             else:
                 token_ids = self._tokenizer(spelling, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            self._of_spellings[spelling] = token_ids
-        return self._of_spellings[spelling]
+            self._token_ids[spelling] = token_ids
+        return self._token_ids[spelling]
 
     def _backend_for_whole_texts(self) -> Any:
         """The backend, after removing truncation and padding that an earlier call may have set; None if there is no backend."""

@@ -106,10 +106,10 @@ def _why_no_model(path: Path) -> str:
     if next(path.glob("**/run_state.json"), None) or next(path.glob(ZERO_FILES), None):
         run = next((parent for parent in path.absolute().parents if models_of_run(parent)), None)
         if run is None:
-            instead = f"Start the run's command again, and it goes on from here. {WHEN_MODELS_ARE_WRITTEN}"
+            cure = f"Start the run's command again, and it goes on from here. {WHEN_MODELS_ARE_WRITTEN}"
         else:
-            instead = f"Chat with {models_of_run(run)[-1]}, the run's newest model"
-        return f"this is a checkpoint for resuming a run, in DeepSpeed's parts, and no model. {instead}."
+            cure = f"Chat with {models_of_run(run)[-1]}, the run's newest model"
+        return f"this is a checkpoint for resuming a run, in DeepSpeed's parts, and no model. {cure}."
     return f"there is neither {CONFIG_FILE} nor {ADAPTER_FILE} in it, nor the models of a run. Give a directory that has one."
 
 
@@ -121,8 +121,8 @@ def facts_of_run(model: str) -> RunFacts:
     if file is None:
         return RunFacts()
     try:
-        written = json.loads(file.read_text())
-        values, directory = written["in_force"], Path(written["directory"])
+        content = json.loads(file.read_text())
+        values, directory = content["in_force"], Path(content["directory"])
         args = GRPOConfig(**{name: values[name] for name in GRPOConfig.__dataclass_fields__ if name in values})
         return _facts(args, file, directory)
     except KeyError as error:

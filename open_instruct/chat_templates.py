@@ -135,8 +135,8 @@ def _marked(
     content = "message['content']"
     if drops_thoughts:
         content = "(message['content'].split('</think>')[-1])"
-    of_assistant = "{{ '<|assistant|>\\n' + " + content + " + eos_token }}"
-    of_assistant += "{% if not loop.last %}{{ '\\n' }}{% endif %}" if last_ends_alone else "{{ '\\n' }}"
+    assistant = "{{ '<|assistant|>\\n' + " + content + " + eos_token }}"
+    assistant += "{% if not loop.last %}{{ '\\n' }}{% endif %}" if last_ends_alone else "{{ '\\n' }}"
 
     def said_by(role: str) -> str:
         return (
@@ -150,7 +150,7 @@ def _marked(
         )
 
     roles = (said_by("user") + said_by("system")).replace("{% elif", "{% if", 1)
-    roles += "{% elif message['role'] == 'assistant' %}" + of_assistant + "{% endif %}"
+    roles += "{% elif message['role'] == 'assistant' %}" + assistant + "{% endif %}"
     begin = "{% if loop.last and add_generation_prompt %}" + _said(f"<|assistant|>\n{turn}") + "{% endif %}"
     return lambda: _said(before) + "{% for message in messages %}" + roles + begin + "{% endfor %}"
 
@@ -190,10 +190,10 @@ def _olmo(system: str, *, turn: str = "", no_functions: bool = True, drops_thoug
 
 
 def _qwen_boxed() -> str:
-    asks = "\n\nPlease reason step by step, and put your final answer within \\boxed{}<|im_end|>\n"
+    request = "\n\nPlease reason step by step, and put your final answer within \\boxed{}<|im_end|>\n"
     return (
         "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|im_start|>user\\n' + message['content'] + "
-        + _quoted(asks)
+        + _quoted(request)
         + " }}{% elif message['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' + message['content'] + '<|im_end|>\\n' }}"
         "{% endif %}{% if loop.last and add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}{% endfor %}"
     )

@@ -253,11 +253,11 @@ class Device:
                     f"GPU {gpu} was asked for, and CUDA_VISIBLE_DEVICES has {len(visible)}. Give more there."
                 )
             return {"CUDA_VISIBLE_DEVICES": visible[gpu] if visible else str(gpu)}
-        of_the_server = {
+        env = {
             "OMP_NUM_THREADS": str(self.threads_per_worker),
             "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_BYTES // 2**30),
         }
-        return _unless_set_by_user(of_the_server | _engine_env_on_cpu(enforce_eager=True))
+        return _unless_set_by_user(env | _engine_env_on_cpu(enforce_eager=True))
 
     def keep_current_stream(self) -> None:
         """Make vLLM take this thread's current CUDA stream for its own. Call it after vLLM is imported, before vLLM uses NCCL.

@@ -114,18 +114,18 @@ def packages() -> Iterator[Finding]:
             "packages", "warn", f"no list to compare with ({pins.name} lies in the checkout)", f"In a checkout: {setup}"
         )
         return
-    wanted = dict(re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", pins.read_text(), re.MULTILINE))
-    absent = [name for name in wanted if _version(name) is None]
-    others = [f"{name} {_version(name)} for {version}" for name, version in wanted.items() if name not in absent]
-    others = [text for text in others if text.split()[1] != text.split()[3]]
+    versions = dict(re.findall(r"^([\w.-]+)(?:\[[^\]]*\])?==([^\s;]+)", pins.read_text(), re.MULTILINE))
+    absent = [name for name in versions if _version(name) is None]
+    mismatches = [f"{name} {_version(name)} for {version}" for name, version in versions.items() if name not in absent]
+    mismatches = [text for text in mismatches if text.split()[1] != text.split()[3]]
     if absent:
-        yield Finding("packages", "fail", f"{len(absent)} of {len(wanted)} are missing: {_first(absent)}", setup)
-    if others:
+        yield Finding("packages", "fail", f"{len(absent)} of {len(versions)} are missing: {_first(absent)}", setup)
+    if mismatches:
         yield Finding(
-            "packages", "warn", f"{len(others)} have other versions than {pins.name}: {_first(others)}", setup
+            "packages", "warn", f"{len(mismatches)} have other versions than {pins.name}: {_first(mismatches)}", setup
         )
-    if not absent and not others:
-        yield Finding("packages", "ok", f"all {len(wanted)} of {pins.name} in their versions")
+    if not absent and not mismatches:
+        yield Finding("packages", "ok", f"all {len(versions)} of {pins.name} in their versions")
 
 
 def _first(names: Sequence[str], number: int = 4) -> str:
@@ -158,14 +158,14 @@ def _of_script(script: Path, function: str) -> str:
     helpers = 'say() { echo "$*"; }; python_package() { "$1" -c "import sys; print(\'python%d.%d\' % sys.version_info[:2])"; }'
     shell = f'{helpers}; ROOT="$1"; VENV="$1/.venv"; source "$2"; {function}'
     words = ["bash", "-c", shell, "doctor", str(ROOT), str(script)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
-    return " ".join(done.stdout.split())
+    process = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    return " ".join(process.stdout.split())
 
 
 def _driver() -> str:
     words = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
-    return "; ".join(done.stdout.strip().splitlines())
+    process = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    return "; ".join(process.stdout.strip().splitlines())
 
 
 def memory() -> Iterator[Finding]:
@@ -173,11 +173,11 @@ def memory() -> Iterator[Finding]:
     limits = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
     texts = [limit.read_text().strip() for limit in limits if limit.is_file()]
     limit = min([int(text) for text in texts if text.isdigit()], default=total)
-    there = min(total, limit)
+    size = min(total, limit)
     available = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     free = f", {int(available[1]) * 1024 / GIB:.1f} GiB of the machine free" if available else ""
-    text = f"{there / GIB:.1f} GiB{' (limit of the container)' if limit < total else ''}{free}"
-    is_small, is_tight = there < MEMORY_GIB * GIB, there < ENOUGH_MEMORY_GIB * GIB
+    text = f"{size / GIB:.1f} GiB{' (limit of the container)' if limit < total else ''}{free}"
+    is_small, is_tight = size < MEMORY_GIB * GIB, size < ENOUGH_MEMORY_GIB * GIB
     status: Literal["ok", "warn", "fail"] = "fail" if is_small else "warn" if is_tight else "ok"
     cure = (
         f"Give the machine or container {ENOUGH_MEMORY_GIB} GiB; --dry_run says what a run needs." if is_tight else ""
@@ -203,9 +203,9 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def disk() -> Iterator[Finding]:
-    for place, what in ((os.getcwd(), "a run's files"), (tempfile.gettempdir(), "Ray's session and its logs")):
+    for place, purpose in ((os.getcwd(), "a run's files"), (tempfile.gettempdir(), "Ray's session and its logs")):
         free = shutil.disk_usage(place).free
-        text = f"{free / GIB:.1f} GiB free in {place}, for {what}"
+        text = f"{free / GIB:.1f} GiB free in {place}, for {purpose}"
         if free < ENOUGH_DISK_GIB * GIB:
             yield Finding(
                 "disk", "fail" if free < DISK_GIB * GIB else "warn", text, "Make room, or start elsewhere (TMPDIR)."
@@ -261,17 +261,17 @@ def hub() -> Iterator[Finding]:
         yield Finding("hub", "warn", f"HF_ENDPOINT={endpoint} is no address", "Write it as https://HOST.")
         return
     proxy = None if urllib.request.proxy_bypass(url.hostname) else urllib.request.getproxies().get(url.scheme)
-    asked = (
+    address = (
         urllib.parse.urlsplit(proxy)
         if proxy and "://" in proxy
         else urllib.parse.urlsplit(f"//{proxy}" if proxy else endpoint)
     )
-    problem = _problem_of_connection(asked)
+    problem = _problem_of_connection(address)
     if problem:
-        name = f"the proxy {asked.hostname}, which leads to {url.hostname}," if proxy else url.hostname
+        name = f"the proxy {address.hostname}, which leads to {url.hostname}," if proxy else url.hostname
         yield Finding("hub", "warn", f"{name} is not in reach ({problem})", cure)
     elif proxy:
-        yield Finding("hub", "ok", f"the proxy {asked.hostname}, which leads to {url.hostname}, is in reach")
+        yield Finding("hub", "ok", f"the proxy {address.hostname}, which leads to {url.hostname}, is in reach")
     else:
         yield Finding("hub", "ok", f"{url.hostname} is in reach")
 

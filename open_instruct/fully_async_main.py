@@ -111,7 +111,7 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
         UsageError: there are mistakes. It has all of them, and names options by section and key.
     """
     config_cls, mistakes_of_modules = config_class_with(_modules(config))
-    written, where, mistakes = _flatten(config, config_cls)
+    options, where, mistakes = _flatten(config, config_cls)
     roles, mistakes_of_roles = _roles(config)
     mistakes = [*mistakes, *mistakes_of_modules, *mistakes_of_roles, *_device_mistakes(_section(config, "trainer"))]
     inputs: list[RunInputs] = []
@@ -120,7 +120,7 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
         return where.get(option, NO_SECTION + option)
 
     try:
-        args = make_config(config_cls, written, validators=grpo_fast.validators(inputs), mistakes=mistakes)
+        args = make_config(config_cls, options, validators=grpo_fast.validators(inputs), mistakes=mistakes)
     except UsageError as error:
         raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
     args = grpo_fast.settled(args)
@@ -134,22 +134,22 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _modules(config: Mapping[str, Any]) -> dict[str, list[str]]:
     """What the file gives for `MODULE_OPTIONS`, in whichever section. A value that is no list of texts is reported later."""
-    found: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for section in config.values():
         for option in MODULE_OPTIONS if isinstance(section, Mapping) else ():
             try:
-                found.setdefault(option, []).extend(convert(section.get(option) or [], list[str]))
+                modules.setdefault(option, []).extend(convert(section.get(option) or [], list[str]))
             except ValueError:
                 continue
-    return found
+    return modules
 
 
 def _flatten(
     config: Mapping[str, Any], config_cls: type[GRPOConfig]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Options as they were written, the place of each option in the file, and mistakes. A null leaves the default."""
-    options = [field.name for field in option_fields(config_cls)]
-    written: dict[str, Any] = {}
+    names = [field.name for field in option_fields(config_cls)]
+    options: dict[str, Any] = {}
     where: dict[str, str] = {}
     mistakes = []
     for section, values in config.items():
@@ -160,44 +160,44 @@ def _flatten(
             place = f"{section}.{key}"
             if key in SPECIAL_KEYS.get(section, ()):
                 continue
-            if key not in options:
-                known = [*options, *SPECIAL_KEYS.get(section, ())]
-                mistakes.append(f"{place}: {unknown_key(str(key), known, LISTED)}")
+            if key not in names:
+                keys = [*names, *SPECIAL_KEYS.get(section, ())]
+                mistakes.append(f"{place}: {unknown_key(str(key), keys, LISTED)}")
             elif key in where:
                 mistakes.append(f"{place}: {where[key]} says the same. Keep one of them.")
             else:
                 where[key] = place
-                written |= {} if value is None else {key: value}
-    for option, (value, place, *further) in _special_options(config, written, where, mistakes).items():
-        if option in written:
+                options |= {} if value is None else {key: value}
+    for option, (value, place, *further) in _special_options(config, options, where, mistakes).items():
+        if option in options:
             nulls = " and ".join([place, *further])
             cure = f"Set {nulls} to null, or leave out {where[option]}"
             mistakes.append(f"{where[option]}: {place} says the same. {cure}.")
         else:
-            written[option] = value
+            options[option] = value
             where[option] = place
-    return written, where, mistakes
+    return options, where, mistakes
 
 
 def _special_options(
-    config: Mapping[str, Any], written: Mapping[str, Any], where: Mapping[str, str], mistakes: list[str]
+    config: Mapping[str, Any], options: Mapping[str, Any], where: Mapping[str, str], mistakes: list[str]
 ) -> dict[str, tuple[Any, *tuple[str, ...]]]:
     """What `SPECIAL_KEYS` mean as options of `GRPOConfig`: by option its value and the keys that say it."""
     training, rollout, pacing = (_section(config, name) for name in ("trainer", "rollout", "async_training"))
-    options: dict[str, tuple[Any, *tuple[str, ...]]] = {}
+    meanings: dict[str, tuple[Any, *tuple[str, ...]]] = {}
     if pacing.get("sync_timeout") is not None:
-        options["weight_sync_timeout_s"] = pacing["sync_timeout"], "async_training.sync_timeout"
+        meanings["weight_sync_timeout_s"] = pacing["sync_timeout"], "async_training.sync_timeout"
     if training.get("device") in ("cpu", "cuda"):
-        options["device_type"] = training["device"], "trainer.device"
+        meanings["device_type"] = training["device"], "trainer.device"
     alerts = pacing.get("alerts")
     if alerts and not isinstance(alerts, Mapping):
         mistakes.append(f"async_training.alerts {alerts}: expected a section of `name: limit` lines.")
     elif alerts:
-        options["alerts"] = [f"{name}={limit}" for name, limit in alerts.items()], "async_training.alerts"
+        meanings["alerts"] = [f"{name}={limit}" for name, limit in alerts.items()], "async_training.alerts"
     if learners := _places(training, "trainer", mistakes):
-        options["num_learners_per_node"] = learners, *_keys_of_places("trainer", learners)
+        meanings["num_learners_per_node"] = learners, *_keys_of_places("trainer", learners)
     if engines := _places(rollout, "rollout", mistakes):
-        size = _tensor_parallel_size(written)
+        size = _tensor_parallel_size(options)
         if sum(engines) % size:
             place = where["vllm_tensor_parallel_size"]
             mistakes.append(
@@ -205,18 +205,18 @@ def _special_options(
                 f"cannot be divided among engines of {size}. Change one of them."
             )
         else:
-            options["vllm_num_engines"] = sum(engines) // size, *_keys_of_places("rollout", engines)
-    return options
+            meanings["vllm_num_engines"] = sum(engines) // size, *_keys_of_places("rollout", engines)
+    return meanings
 
 
 def _keys_of_places(section: str, places: Sequence[int]) -> list[str]:
     return [f"{section}.n_gpus_per_node", *([f"{section}.nnodes"] if len(places) > 1 else [])]
 
 
-def _tensor_parallel_size(written: Mapping[str, Any]) -> int:
+def _tensor_parallel_size(options: Mapping[str, Any]) -> int:
     """Tensor parallel size; 1 also where the file has an invalid size, which `make_config` reports."""
     try:
-        return max(convert(written.get("vllm_tensor_parallel_size"), int), 1)
+        return max(convert(options.get("vllm_tensor_parallel_size"), int), 1)
     except ValueError:
         return 1
 
@@ -271,15 +271,15 @@ def _roles(config: Mapping[str, Any]) -> tuple[Roles, list[str]]:
 
 def _load_class(path: Any, base: type, key: str, mistakes: list[str]) -> Any:
     """The class at a dotted path, or `base` itself where none is named or something is wrong."""
-    found = _load(path, key, mistakes) if path else base
-    if found is None:
+    cls = _load(path, key, mistakes) if path else base
+    if cls is None:
         return base
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         mistakes.append(
             f"{key} {path}: no subclass of {base.__name__}. Derive it from {base.__module__}.{base.__name__}."
         )
         return base
-    return found
+    return cls
 
 
 def _load(path: Any, key: str, mistakes: list[str]) -> Any:

@@ -126,7 +126,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
     kills = KernelKills()
     checkpoint_store(args).remove_partial()
     try:
-        of_earlier_run = set_aside(args)
+        note = set_aside(args)
         write_options(args)
         log = RunLog(args, monitor=roles.monitor, component_log_file=roles.component_log_file)
     except OSError as error:
@@ -135,8 +135,8 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
         ) from error
     logger.info("command: %s", command_of(args) or "none: the options come from another program")
     logger.info("workflow: %s", workflow_and_cause(args))
-    if of_earlier_run:
-        logger.warning("%s", of_earlier_run)
+    if note:
+        logger.warning("%s", note)
     if args.send_slack_alerts and not slack_address():
         logger.warning(
             "--send_slack_alerts: nobody will be told, because the environment has no %s", " or ".join(ADDRESSES)
@@ -245,8 +245,8 @@ def loaded_inputs(args: GRPOConfig, inputs: list[RunInputs]) -> RunInputs:
 def settled(args: GRPOConfig) -> GRPOConfig:
     """Checked options as every process reads them: those of the user's modules as plain values, and attention as the model needs
     it."""
-    args, told = with_attention_that_fits(plain_config(args))
-    for text in [*unused_modules(args), *([told] if told else [])]:
+    args, note = with_attention_that_fits(plain_config(args))
+    for text in [*unused_modules(args), *([note] if note else [])]:
         tell(text)
     return args
 

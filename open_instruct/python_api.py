@@ -110,13 +110,13 @@ class GRPO:
         """Options and data, checked as those of the command line are. Raises `UsageError`."""
         modules = {name: list(self._options.get(name, [])) for name in MODULE_OPTIONS}
         config_cls, mistakes = config_class_with(modules)
-        known = list(option_kinds(config_cls))
-        mistakes += [no_such_option(name, known, prefix="") for name in self._options if name not in known]
+        names = list(option_kinds(config_cls))
+        mistakes += [no_such_option(name, names, prefix="") for name in self._options if name not in names]
         mistakes += self._given_twice()
         inputs: list[RunInputs] = []
         args = make_config(
             config_cls,
-            self._written(known),
+            self._written(names),
             validators=[lambda _: mistakes, *validators(inputs)],
         )
         args = settled(args)
@@ -137,16 +137,16 @@ class GRPO:
             if argument and option in self._options
         ]
 
-    def _written(self, known: Sequence[str]) -> dict[str, Any]:
+    def _written(self, names: Sequence[str]) -> dict[str, Any]:
         """The options as a file of options would hold them. Writes rows and functions into files."""
         functions = [reward for reward in self._rewards if not isinstance(reward, str) or is_target(reward)]
         verifiers = [reward for reward in self._rewards if isinstance(reward, str) and not is_target(reward)]
         if len(verifiers) > 1:
-            names = ", ".join(map(repr, verifiers))
+            text = ", ".join(map(repr, verifiers))
             raise ValueError(
-                f"rewards: {names} are verifiers. Name several in the column 'dataset' of each row instead."
+                f"rewards: {text} are verifiers. Name several in the column 'dataset' of each row instead."
             )
-        written: dict[str, Any] = {
+        options: dict[str, Any] = {
             "model_name_or_path": self._model,
             "output_dir": str(self._output_dir),
             **{flag: [self._source(flag, rows), "1.0"] for flag, rows in self._rows.items()},
@@ -154,12 +154,12 @@ class GRPO:
         }
         if functions:
             try:
-                written["reward_funcs"] = targets_of(functions, self._output_dir / "reward_functions")
+                options["reward_funcs"] = targets_of(functions, self._output_dir / "reward_functions")
             except OSError as error:
                 raise self._not_written(error) from error
         if self._weights is not None:
-            written["reward_weights"] = self._weights
-        return written | {name: value for name, value in self._options.items() if name in known}
+            options["reward_weights"] = self._weights
+        return options | {name: value for name, value in self._options.items() if name in names}
 
     def _source(self, flag: str, rows: Rows) -> str:
         """The name of the rows. Rows in memory are written into a file."""

@@ -138,7 +138,7 @@ def _problems(load: Any, names: list[Any], run: RunOptions) -> list[Problem]:
         ValueError: the loader fails, or returns something else.
     """
     try:
-        found = load(names, seed=run.seed)
+        problems = load(names, seed=run.seed)
     except ValueError:
         raise
     except Exception as error:
@@ -146,11 +146,11 @@ def _problems(load: Any, names: list[Any], run: RunOptions) -> list[Problem]:
         raise ValueError(
             f"{run.dataset_loader} fails ({type(error).__name__}: {error}). It is called as load(names, seed=…)."
         ) from error
-    if not isinstance(found, list) or not all(isinstance(problem, Problem) for problem in found):
+    if not isinstance(problems, list) or not all(isinstance(problem, Problem) for problem in problems):
         raise ValueError(
-            f"{run.dataset_loader} gives {type(found).__name__}, not a list of open_instruct.workflows.rc.types.Problem."
+            f"{run.dataset_loader} gives {type(problems).__name__}, not a list of open_instruct.workflows.rc.types.Problem."
         )
-    return found
+    return problems
 
 
 def _tried(mistakes: list[str], prefix: str, function: Any, *args: Any, **options: Any) -> Any:
@@ -233,15 +233,15 @@ def run_phase(phase: Phase, options: RCOptions, model: ServedModel) -> dict[str,
     check_same_run(path.with_suffix(".settings.json"), phase, model, policies)
     warn_of_short_context(phase, model)
     statistics = RolloutStatistics()
-    done = set()
+    trajectory_ids = set()
     for trajectory in resume_stream(path):
         statistics.add(trajectory)
-        done.add(trajectory[0].trajectory_id)
-    if done:
-        logger.info("%d of %d trajectories are in %s already", len(done), phase.num_trajectories, path)
+        trajectory_ids.add(trajectory[0].trajectory_id)
+    if trajectory_ids:
+        logger.info("%d of %d trajectories are in %s already", len(trajectory_ids), phase.num_trajectories, path)
     tokens_before = statistics.num_tokens
     with StreamWriter(path, max_entry_bytes=options.actor.shared_memory_entry_size) as stream:
-        loop = RCActorLoop(phase, options, model, stream, statistics, done)
+        loop = RCActorLoop(phase, options, model, stream, statistics, trajectory_ids)
         loop.run()
     summary = statistics.summary(
         wall_seconds=loop.wall_seconds, tokens_of_this_run=statistics.num_tokens - tokens_before

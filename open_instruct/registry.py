@@ -100,9 +100,9 @@ def option_groups() -> list[type[Any]]:
 def _check_flags(options: type[Any], where: str) -> None:
     new = {field.name for field in fields(options)}
     for group in option_groups():
-        taken = new & {field.name for field in fields(group)}
-        if taken and _where(group) != _where(options):
-            raise ValueError(f"{where}: the option {sorted(taken)[0]!r} exists already ({_where(group)})")
+        names = new & {field.name for field in fields(group)}
+        if names and _where(group) != _where(options):
+            raise ValueError(f"{where}: the option {sorted(names)[0]!r} exists already ({_where(group)})")
 
 
 def _where(value: Any) -> str:

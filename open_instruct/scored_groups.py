@@ -273,7 +273,9 @@ def split(rollout: ScoredGroup) -> list[ScoredGroup]:
     for position, sample in enumerate(rollout.samples):
         members[sample.group].append(position)
     groups = [take(rollout, positions) for positions in members.values()]
-    judged = next((number for number, group in enumerate(groups) if any(one.is_judged for one in group.samples)), 0)
+    judged = next(
+        (number for number, group in enumerate(groups) if any(sample.is_judged for sample in group.samples)), 0
+    )
     nothing: dict[str, Any] = {"num_failures": 0, "num_not_scored": 0, "cost": 0.0, "misses": ()}
     return [group if number == judged else replace(group, **nothing) for number, group in enumerate(groups)]
 
@@ -311,7 +313,7 @@ def take(group: ScoredGroup, positions: Sequence[int]) -> ScoredGroup:
     shaped = None if group.shaped_rewards is None else group.shaped_rewards[chosen]
     well_formed = None if group.well_formed is None else group.well_formed[chosen]
     parts = tuple(replace(part, scores=part.scores[chosen]) for part in group.parts)
-    readings = tuple(tuple(of_verifier[position] for position in chosen) for of_verifier in group.readings)
+    readings = tuple(tuple(verifier_readings[position] for position in chosen) for verifier_readings in group.readings)
     functions = tuple(_take_rewards(function, chosen) for function in group.functions)
     group = replace(group, result=result, scores=group.scores[chosen], parts=parts, readings=readings)
     group = replace(group, functions=functions)

@@ -201,14 +201,14 @@ class LLMRayActor:
         """
         work, sleep, loop = self._work, self._sleep, self._loop
         with self._threads.lock:
-            held = work.prompt_ids
+            prompt_ids = work.prompt_ids
             return {
                 "engine_id": self.engine_id,
-                "held": held,
+                "held": prompt_ids,
                 "num_outstanding_tokens": work.num_outstanding_tokens,
                 "state": self._state.name,
                 "needs_weights": sleep.needs_weights
-                and (work.has_requests or len(held) > work.num_waiting_for_version),
+                and (work.has_requests or len(prompt_ids) > work.num_waiting_for_version),
                 "num_sleeps": sleep.num_sleeps,
                 "asleep_s": sleep.asleep_s,
                 "memory_released_bytes": sleep.memory_released_bytes,
@@ -244,11 +244,11 @@ class LLMRayActor:
 
     def weight_fingerprints(self) -> dict[str, float]:
         """A checksum of the values of each parameter, by `name` or `name of worker 1`."""
-        of_workers = self._calls.run(lambda: self._engine.collective_rpc("weight_fingerprints"))
+        replies = self._calls.run(lambda: self._engine.collective_rpc("weight_fingerprints"))
         return {
             f"{name} of worker {rank}" if rank else name: value
-            for rank, of_worker in enumerate(of_workers)
-            for name, value in of_worker.items()
+            for rank, fingerprints in enumerate(replies)
+            for name, value in fingerprints.items()
         }
 
     # --- weight updates -----------------------------------------------------------------------------------------------
