@@ -44,7 +44,7 @@ def arguments_of(batch: CollatedBatchData, kind: str = "cpu") -> dict[str, Any]:
         "input_ids": given["query_responses"].long(),
         "position_ids": given["position_ids"].long(),
         "temperature": 0.9,
-        "wanted": given["response_masks"].bool(),
+        "token_mask": given["response_masks"].bool(),
         **{name: given.get(name) for name in ("segments", "branches", "predictors")},
     }
 
@@ -64,7 +64,7 @@ def outcome(
     wrapped = LogProbModel(model.to(kind, dtype), sequence_parallel=sequence_parallel)
     arguments = arguments_of(batch, kind)
     logprobs, _, _ = wrapped(**arguments)
-    logprobs = logprobs[arguments["wanted"][:, 1:]]
+    logprobs = logprobs[arguments["token_mask"][:, 1:]]
     (logprobs * torch.linspace(-1, 1, len(logprobs), device=kind)).sum().backward()
     gradients = {name: p.grad.float().cpu() for name, p in wrapped.named_parameters() if p.grad is not None}
     return logprobs.detach().float().cpu(), gradients

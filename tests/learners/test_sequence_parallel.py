@@ -73,7 +73,7 @@ def rows_of(layout: str) -> dict[str, Any]:
         "position_ids": tensors["position_ids"].long(),
         "temperature": 0.9,
         "other_ids": torch.stack([(ids + 1) % 300, (ids + 7) % 300], dim=2),
-        "wanted": tensors["response_masks"].bool(),
+        "token_mask": tensors["response_masks"].bool(),
     }
     if "segments" in tensors:
         arguments |= {name: tensors[name] for name in ("segments", "branches", "predictors")}
