@@ -26,9 +26,9 @@ class HeldWarnings(logging.StreamHandler):
     def take(self) -> list[str]:
         """The warnings since the last call, oldest first."""
         with self.lock:  # type: ignore[union-attr]
-            held = list(self._held)
+            warnings = list(self._held)
             self._held.clear()
-            return held
+            return warnings
 
     def install(self) -> None:
         logging.getLogger("open_instruct").addHandler(self)

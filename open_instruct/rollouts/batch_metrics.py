@@ -35,8 +35,8 @@ def response_metrics(groups: Sequence[ScoredGroup], *, verification_reward: floa
         metrics |= _verifier_metrics("verifiable", rewards, np.concatenate([group.scores for group in verified]))
     if stopped := [group.stopped for group in groups if group.samples]:
         metrics["val/stop_rate"] = float(np.concatenate(stopped).mean())
-    if given := [group.environment_rewards for group in groups if group.has_environment_rewards]:
-        metrics["objective/environment_reward"] = float(np.concatenate(given).mean())
+    if environment_rewards := [group.environment_rewards for group in groups if group.has_environment_rewards]:
+        metrics["objective/environment_reward"] = float(np.concatenate(environment_rewards).mean())
     forms = [group.well_formed for group in groups if group.well_formed is not None]
     if forms:
         metrics["val/format_scores"] = float(np.concatenate(forms).mean())
@@ -121,63 +121,63 @@ def _length_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
         "val/sequence_lengths_min": float(lengths.min()),
         "val/sequence_lengths_max": float(lengths.max()),
     }
-    for name, chosen in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores == 0]}.items():
-        if chosen.size:
-            metrics[f"val/sequence_lengths_{name}"] = float(chosen.mean())
-            metrics[f"val/sequence_lengths_{name}_hist"] = histogram(chosen)
+    for name, values in {"solved": lengths[scores >= SOLVED], "unsolved": lengths[scores == 0]}.items():
+        if values.size:
+            metrics[f"val/sequence_lengths_{name}"] = float(values.mean())
+            metrics[f"val/sequence_lengths_{name}_hist"] = histogram(values)
     return metrics
 
 
 def step_metrics(
     groups: Sequence[ScoredGroup],
-    kept: Sequence[ScoredGroup],
+    batch: Sequence[ScoredGroup],
     *,
     num_prompts: int,
 ) -> dict[str, Any]:
-    """What a training step's batch was made of. `groups` are all groups generated for the step, `kept` are the groups that are
+    """What a training step's batch was made of. `groups` are all groups generated for the step, `batch` are the groups that are
     trained on, and `num_prompts` is the number of prompts that a step should have.
 
     Generation times are in seconds per group; `batch/*` counts groups. `freshness_metrics` says how old the data is.
     """
-    is_kept = set(map(id, kept))
+    is_kept = set(map(id, batch))
     dropped = [group for group in groups if id(group) not in is_kept]
     alike = [group.outcomes for group in dropped if group.has_zero_std]
     num_zero = sum(1 for scores in alike if scores.max() <= 0)
     num_solved = sum(1 for scores in alike if scores.min() >= SOLVED)
     statistics = [group.result.token_statistics for group in groups]
-    last_end = max(one.start_time + one.generation_time for one in statistics)
-    num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in kept)
+    last_end = max(stats.start_time + stats.generation_time for stats in statistics)
+    num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in batch)
     return {
-        "batch/total_prompts": len(kept),
+        "batch/total_prompts": len(batch),
         "batch/filtered_prompts": len(dropped),
         "batch/filtered_prompts_zero": num_zero,
         "batch/filtered_prompts_solved": num_solved,
         "batch/filtered_prompts_nonzero": len(alike) - num_zero - num_solved,
         "batch/filtered_prompts_pct": len(dropped) / len(groups),
         "all_groups/total_prompts": len(groups),
-        "real_batch_size_ratio": len(kept) / num_prompts,
-        "val/total_reward_groups": len(kept),
-        "val/num_step_tokens": num_response_tokens + sum(map(_num_prompt_tokens, kept)),
+        "real_batch_size_ratio": len(batch) / num_prompts,
+        "val/total_reward_groups": len(batch),
+        "val/num_step_tokens": num_response_tokens + sum(map(_num_prompt_tokens, batch)),
         "val/num_step_response_tokens": num_response_tokens,
-        "time/generation": last_end - min(one.start_time for one in statistics),
-        **_solved_metrics(last_samples(groups), last_samples(kept)),
-        **_size_metrics(kept),
+        "time/generation": last_end - min(stats.start_time for stats in statistics),
+        **_solved_metrics(last_samples(groups), last_samples(batch)),
+        **_size_metrics(batch),
     }
 
 
-def _solved_metrics(groups: Sequence[ScoredGroup], kept: Sequence[ScoredGroup]) -> dict[str, Any]:
+def _solved_metrics(groups: Sequence[ScoredGroup], batch: Sequence[ScoredGroup]) -> dict[str, Any]:
     """How much of the groups is solved; empty if only reward functions score, which do not say what is right."""
     if not all(group.by_verifier for group in groups):
         return {}
-    scores_of_kept = [group.scores for group in kept]
-    unsolved = [scores for scores in scores_of_kept if not scores.max() >= SOLVED]
-    solved_shares = [float(scores.mean()) for scores in scores_of_kept]
+    batch_scores = [group.scores for group in batch]
+    unsolved = [scores for scores in batch_scores if not scores.max() >= SOLVED]
+    solved_shares = [float(scores.mean()) for scores in batch_scores]
     return {
         "batch/percent_solved_mean": float(np.mean(solved_shares)),
         "batch/percent_solved_hist": histogram(solved_shares),
-        "batch/unsolved_groups_ratio": len(unsolved) / len(kept),
+        "batch/unsolved_groups_ratio": len(unsolved) / len(batch),
         "all_groups/percent_solved_mean": float(np.mean([(group.scores >= SOLVED).mean() for group in groups])),
-        "unsolved_batch_size_ratio": float(np.mean(np.concatenate(scores_of_kept) < SOLVED)),
+        "unsolved_batch_size_ratio": float(np.mean(np.concatenate(batch_scores) < SOLVED)),
         "val/solve_rate_hist": histogram(solved_shares),
     }
 
@@ -187,29 +187,29 @@ def _num_prompt_tokens(group: ScoredGroup) -> int:
     return sum(map(len, {sample.prompt_ids.tobytes(): sample.prompt_ids for sample in group.samples}.values()))
 
 
-def _size_metrics(kept: Sequence[ScoredGroup]) -> dict[str, Any]:
+def _size_metrics(batch: Sequence[ScoredGroup]) -> dict[str, Any]:
     """Lengths of prompts and responses in tokens, and seconds per group."""
     values = {
-        "batch/prompt_lengths": [len(group.first.prompt_ids) for group in kept],
-        "batch/response_lengths": [len(one.response_ids) for group in kept for one in group.samples],
-        "batch/per_group_generation_times": [one.result.token_statistics.generation_time for one in kept],
+        "batch/prompt_lengths": [len(group.first.prompt_ids) for group in batch],
+        "batch/response_lengths": [len(sample.response_ids) for group in batch for sample in group.samples],
+        "batch/per_group_generation_times": [group.result.token_statistics.generation_time for group in batch],
     }
     times = values["batch/per_group_generation_times"]
     return {
-        **{name: histogram(one) for name, one in values.items()},
+        **{name: histogram(numbers) for name, numbers in values.items()},
         "batch/prompt_lengths_mean": float(np.mean(values["batch/prompt_lengths"])),
         "batch/response_lengths_mean": float(np.mean(values["batch/response_lengths"])),
         "time/group_generation_mean": float(np.mean(times)),
         "time/group_generation_min": min(times),
         "time/group_generation_max": max(times),
-        "val/actor_tokens_per_second": tokens_per_second(kept),
+        "val/actor_tokens_per_second": tokens_per_second(batch),
     }
 
 
 def tokens_per_second(groups: Sequence[ScoredGroup]) -> float:
     """Tokens of all prompts and responses, divided by the seconds of the slowest group, as open-instruct computes it."""
     slowest = max(group.result.token_statistics.generation_time for group in groups)
-    num_tokens = sum(_num_prompt_tokens(one) + one.result.token_statistics.num_response_tokens for one in groups)
+    num_tokens = sum(_num_prompt_tokens(group) + group.result.token_statistics.num_response_tokens for group in groups)
     return num_tokens / max(slowest, 1e-9)
 
 
@@ -242,7 +242,9 @@ def freshness_metrics(
     sample_spans = [spans for group_spans in spans_per_group for spans in group_spans]
     ages = np.array([sample_age(training_step, min(spans)[0]) for spans in sample_spans])
     versions, num_tokens = np.array([span for spans in sample_spans for span in spans]).T
-    ends = [one.result.token_statistics.start_time + one.result.token_statistics.generation_time for one in groups]
+    ends = [
+        group.result.token_statistics.start_time + group.result.token_statistics.generation_time for group in groups
+    ]
     latencies = np.repeat(now - np.array(ends), [len(group_spans) for group_spans in spans_per_group])
     freshness = {
         "avg_sample_age": float(ages.mean()),
@@ -305,8 +307,8 @@ def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """
     statistics = [group.result.token_statistics for group in groups]
     phases = {
-        "generate_sequences": np.array([one.generation_time - one.tool_time for one in statistics]),
-        "tool_calls": np.array([one.tool_time for one in statistics]),
+        "generate_sequences": np.array([stats.generation_time - stats.tool_time for stats in statistics]),
+        "tool_calls": np.array([stats.tool_time for stats in statistics]),
         "compute_score": np.array([group.score_s for group in groups]),
     }
     slowest = int(np.argmax(sum(phases.values())))
@@ -314,10 +316,10 @@ def straggler_metrics(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     for name, values in phases.items():
         metrics |= _distribution(f"agent_loop/{name}", values)
         metrics[f"agent_loop/slowest/{name}"] = float(values[slowest])
-    preempted = np.array([one.num_preempted for one in statistics if one.num_preempted is not None])
-    metrics |= _distribution("agent_loop/num_preempted", preempted) if preempted.size else {}
-    if (of_slowest := statistics[slowest].num_preempted) is not None:
-        metrics["agent_loop/slowest/num_preempted"] = of_slowest
+    preemptions = np.array([stats.num_preempted for stats in statistics if stats.num_preempted is not None])
+    metrics |= _distribution("agent_loop/num_preempted", preemptions) if preemptions.size else {}
+    if (num_preempted := statistics[slowest].num_preempted) is not None:
+        metrics["agent_loop/slowest/num_preempted"] = num_preempted
     result = groups[slowest].result
     return metrics | {
         "agent_loop/slowest/prompt_length": len(groups[slowest].first.prompt_ids),
@@ -354,7 +356,7 @@ class OverIssueBias:
         """Number of stragglers so far, and mean response lengths in tokens; empty before the first straggler."""
         if not self._num_stragglers:
             return {}
-        mean = {which: tokens / max(number, 1) for which, (tokens, number) in self._lengths.items()}
+        mean = {is_straggler: tokens / max(number, 1) for is_straggler, (tokens, number) in self._lengths.items()}
         return {
             "over_issue/num_stragglers": self._num_stragglers,
             "over_issue/response_length_taken": mean[False],

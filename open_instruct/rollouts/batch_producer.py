@@ -126,9 +126,9 @@ class BatchProducer:
                     return
                 assembly = self.assembly or StepAssembly(self._flow.assembling, self._args, self._collation)
                 self.assembly = assembly
-                taken = self._flow.assign()
+                assignments = self._flow.assign()
                 self._forget_discarded()
-                added = [self._add(assembly, assignment) for assignment in taken]
+                added = [self._add(assembly, assignment) for assignment in assignments]
                 self.display.look_at(assembly.training_step, [rollout for rollout, _ in added])
                 self._warn_without_gradient(assembly)
                 complete = self._flow.step_is_full and assembly.has_gradient
@@ -143,22 +143,22 @@ class BatchProducer:
                 self._threads.lock.notify_all()
             self._trace_left_out(assembly, added)
             self._send(assembly, complete=complete)
-            if not complete and not taken:
+            if not complete and not assignments:
                 return
 
     def _add(self, assembly: StepAssembly, assignment: Assignment) -> tuple[ScoredGroup, str]:
         """Take a group into the step. Returns the rollout and its fate."""
         prompt_id = assignment.prompt.prompt_id
         group = self.groups.pop(prompt_id)
-        taken = self.taken.setdefault(assembly.training_step, [])
-        taken.append(group)
+        groups = self.taken.setdefault(assembly.training_step, [])
+        groups.append(group)
         fate = assembly.add(group, assignment)
         rollout = assembly.rollouts[-1]
         self._flow.ledger.stage(prompt_id, fate, assembly.training_step)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
         self._requests.note_solved(rollout)
         for position, fate_before in assembly.forget_tokens().items():
-            taken[position] = without_tokens(taken[position], fate_before)
+            groups[position] = without_tokens(groups[position], fate_before)
         return rollout, fate
 
     def _trace_left_out(self, assembly: StepAssembly, added: list[tuple[ScoredGroup, str]]) -> None:
@@ -297,7 +297,7 @@ class BatchProducer:
     def finished_groups(self) -> list[FinishedGroup]:
         """Groups that are scored and not trained on: first the groups of steps that are not trained yet, then the groups that
         wait for a step. A resumed run takes the groups in this order, so its steps get the same groups again."""
-        taken = (group for _, groups in sorted(self.taken.items()) for group in groups)
-        scored = [*taken, *self.groups.values()]
-        names = [one.name for one in fields(FinishedGroup)]
+        assembled = (group for _, groups in sorted(self.taken.items()) for group in groups)
+        scored = [*assembled, *self.groups.values()]
+        names = [field.name for field in fields(FinishedGroup)]
         return [FinishedGroup(**{name: getattr(group, name) for name in names}) for group in scored]

@@ -104,12 +104,12 @@ def _flat_fields(rows: Sequence[Shared], pad_token_id: int) -> Flat:
 
 
 def _spread(
-    rows: Sequence[Shared], of_response: Callable[[TrainingSample], np.ndarray], on_prompts: float = 0
+    rows: Sequence[Shared], getter: Callable[[TrainingSample], np.ndarray], on_prompts: float = 0
 ) -> np.ndarray:
     """(N, …): the values of each response's tokens, and `on_prompts` at the tokens of prompts."""
     parts = []
     for row in rows:
-        values = [of_response(sample) for sample in row.samples]
+        values = [getter(sample) for sample in row.samples]
         parts += [np.full((len(row.query), *values[0].shape[1:]), on_prompts, dtype=values[0].dtype), *values]
     return np.concatenate(parts)
 
@@ -121,8 +121,8 @@ def _constant(sample: TrainingSample, value: float) -> np.ndarray:
 
 def _conversation_tokens(sample: TrainingSample) -> np.ndarray:
     """(R,) float32: the trained tokens of the response's conversation."""
-    own = sample.conversation_tokens
-    return np.full(len(sample.response), sample.num_trained if own is None else own, dtype=np.float32)
+    num_tokens = sample.conversation_tokens
+    return np.full(len(sample.response), sample.num_trained if num_tokens is None else num_tokens, dtype=np.float32)
 
 
 def _inserted(sample: TrainingSample) -> np.ndarray:
@@ -130,10 +130,10 @@ def _inserted(sample: TrainingSample) -> np.ndarray:
 
 
 def _of_teacher(rows: Sequence[Shared], samples: Sequence[TrainingSample]) -> Flat:
-    said = {id(sample): sample.teacher for sample in samples if sample.teacher is not None}
-    assert len(said) == len(samples), "the teacher was asked about some of the samples only"
+    logprobs = {id(sample): sample.teacher for sample in samples if sample.teacher is not None}
+    assert len(logprobs) == len(samples), "the teacher was asked about some of the samples only"
     return {
-        "teacher_top_ids": (_spread(rows, lambda sample: said[id(sample)].top_ids), 0),
-        "teacher_top_logprobs": (_spread(rows, lambda sample: said[id(sample)].top_logprobs, -np.inf), -np.inf),
-        "teacher_logprobs": (_spread(rows, lambda sample: said[id(sample)].logprobs), 0),
+        "teacher_top_ids": (_spread(rows, lambda sample: logprobs[id(sample)].top_ids), 0),
+        "teacher_top_logprobs": (_spread(rows, lambda sample: logprobs[id(sample)].top_logprobs, -np.inf), -np.inf),
+        "teacher_logprobs": (_spread(rows, lambda sample: logprobs[id(sample)].logprobs), 0),
     }

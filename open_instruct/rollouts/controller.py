@@ -358,17 +358,22 @@ class RolloutController:
         """
         return self._feeder.take_back()
 
-    def recover_lost(self, held: list[str]) -> int:
-        """Issue lost prompts again; returns how many. `held` are the ids of the prompts inside living engines.
+    def recover_lost(self, prompt_ids: list[str]) -> int:
+        """Issue lost prompts again; returns how many. `prompt_ids` are the prompts inside living engines.
 
-        lost = issued - in the prompt queue (taken back) - held - arrived, read or not. Waits for an empty results queue.
+        lost = issued - in the prompt queue (taken back) - prompt_ids - arrived, read or not. Waits for an empty results queue.
         """
         deadline = time.monotonic() + RESULTS_ARRIVE_S
         while not self.inference_results_Q.empty() and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
         time.sleep(POLL_S / 10)  # a bundle that has just left the queue is not in `unread` at once
         with self._threads.lock:
-            present = {*held, *self._preparation.unread, *self._preparation.being_scored, *self._feeder.taken_back}
+            present = {
+                *prompt_ids,
+                *self._preparation.unread,
+                *self._preparation.being_scored,
+                *self._feeder.taken_back,
+            }
             num_lost = len(self._flow.recover(present)) + self._evaluations.recover(present)
         self._feeder.resume(TAKING_INVENTORY)
         return num_lost
@@ -413,8 +418,8 @@ def _tracker_options(args: GRPOConfig, options: ControllerOptions) -> TrackerOpt
 
 
 def _raise_if_ended(engines: "Sequence[ray.ObjectRef]") -> None:
-    for ended in ray.wait(list(engines), num_returns=len(engines), timeout=0)[0] if engines else []:
-        ray.get(ended, timeout=POLL_S)
+    for engine in ray.wait(list(engines), num_returns=len(engines), timeout=0)[0] if engines else []:
+        ray.get(engine, timeout=POLL_S)
         raise RuntimeError("an engine ended before the batch was complete")
 
 

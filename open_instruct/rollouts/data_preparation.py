@@ -78,8 +78,8 @@ class DataPreparation:
     @property
     def threads(self) -> list[Callable[[], None]]:
         """The functions of the background threads."""
-        of_teacher = [] if self._teacher is None else [self._teacher.teaching_thread]
-        return [self.data_preparation_thread, *of_teacher]
+        teacher_threads = [] if self._teacher is None else [self._teacher.teaching_thread]
+        return [self.data_preparation_thread, *teacher_threads]
 
     def data_preparation_thread(self) -> None:
         """The thread. It takes results from the results queue until the run ends."""

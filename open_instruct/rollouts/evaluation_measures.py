@@ -68,8 +68,8 @@ class EvaluationMeasures:
         measures something else: a curve of it would jump with the sets."""
         metrics = self._of_all(outcomes) if is_whole else {}
         if self._args.measures_sets_apart:
-            for name, of_set in by_set.items():
-                metrics |= self._of_set(name, of_set)
+            for name, set_outcomes in by_set.items():
+                metrics |= self._of_set(name, set_outcomes)
         return metrics | under_eval(speed_metrics(outcomes.groups))
 
     def _of_all(self, outcomes: Outcomes) -> dict[str, Any]:

@@ -21,13 +21,13 @@ def pass_at_k_metrics(correct: Sequence[np.ndarray]) -> dict[str, float]:
     Args:
         correct: for each prompt (n,) bool. A prompt with n < k responses counts with k = n.
     """
-    metrics = {"eval/pass_at_1": float(np.mean([one.mean() for one in correct]))}
-    most = max(map(len, correct))
-    if most > 1:
-        metrics[f"eval/pass_at_{most}"] = float(np.mean([one.any() for one in correct]))
-        for k in (2**power for power in range(most.bit_length())):
+    metrics = {"eval/pass_at_1": float(np.mean([verdicts.mean() for verdicts in correct]))}
+    num_responses = max(map(len, correct))
+    if num_responses > 1:
+        metrics[f"eval/pass_at_{num_responses}"] = float(np.mean([verdicts.any() for verdicts in correct]))
+        for k in (2**power for power in range(num_responses.bit_length())):
             metrics[f"eval/pass_at_{k}_unbiased"] = float(
-                np.mean([_pass_at(k, len(one), int(one.sum())) for one in correct])
+                np.mean([_pass_at(k, len(verdicts), int(verdicts.sum())) for verdicts in correct])
             )
     return metrics
 
@@ -40,8 +40,8 @@ def _pass_at(k: int, n: int, c: int) -> float:
 def is_right(group: ScoredGroup) -> np.ndarray:
     """(G,) bool: the verifier's score, the environment's reward, or where only reward functions score their weighted sum, is at
     least 1 (up to rounding)."""
-    right = group.outcomes >= SOLVED
-    return right | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else right
+    verdicts = group.outcomes >= SOLVED
+    return verdicts | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else verdicts
 
 
 def evaluation_metrics(
@@ -69,10 +69,10 @@ def speed_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
     if not answered:
         return {}
     statistics = [rollout.result.token_statistics for rollout in answered]
-    started = min(one.start_time for one in statistics)
-    ended = max(one.start_time + one.generation_time for one in statistics)
-    num_tokens = sum(one.num_response_tokens for one in statistics)
+    start = min(stats.start_time for stats in statistics)
+    end = max(stats.start_time + stats.generation_time for stats in statistics)
+    num_tokens = sum(stats.num_response_tokens for stats in statistics)
     return {
         "eval/actor_tokens_per_second": tokens_per_second(answered),
-        "eval/response_tokens_per_second": num_tokens / max(ended - started, 1e-9),
+        "eval/response_tokens_per_second": num_tokens / max(end - start, 1e-9),
     }

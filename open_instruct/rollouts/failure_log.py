@@ -64,16 +64,16 @@ class GenerationFailures:
         """A training group arrived with responses."""
         self._num_in_a_row = 0
 
-    def _tell(self, last: GenerationResult, *, is_tried_again: bool | None) -> None:
+    def _tell(self, result: GenerationResult, *, is_tried_again: bool | None) -> None:
         number = self._untold.total()
         logger.warning(
             "%s given up (%s). The last is %s on engine %d: %s. It is %s.",
             f"{counted(number, 'group')} {'was' if number == 1 else 'were'}",
             ", ".join(f"{kind}: {count}" for kind, count in self._untold.most_common(5)),
-            last.prompt_id,
-            last.engine_id,
-            last.error,
-            _what_becomes_of_it(last, is_tried_again=is_tried_again),
+            result.prompt_id,
+            result.engine_id,
+            result.error,
+            _what_becomes_of_it(result, is_tried_again=is_tried_again),
         )
         self._untold.clear()
         self._told_at = self._clock()

@@ -74,8 +74,8 @@ def scored_by_functions(
     failures = [result.failure for result in results if result.failure]
     counts = [spec.weight != 0 for spec in specs]
     together = []
-    for of_response in zip(*(result.rewards for result in results), strict=True):
-        scores = [reward for reward, does_count in zip(of_response, counts, strict=True) if does_count]
+    for rewards in zip(*(result.rewards for result in results), strict=True):
+        scores = [reward for reward, does_count in zip(rewards, counts, strict=True) if does_count]
         nothing = needs_one and all(reward is None for reward in scores)
         failure = failures[0] if failures else NO_REWARD if nothing else None
         together.append(Scored(None if failure else 0.0, failure))

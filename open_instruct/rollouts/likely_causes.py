@@ -76,7 +76,7 @@ def responses_of(rollouts: Sequence[ScoredGroup], texts: Texts) -> list[Response
         answers = texts.answers_of(group.result.index)
         for position, sample in enumerate(group.samples):
             if sample.is_judged:
-                of_sample = [of_verifier[position] for of_verifier in group.readings]
+                readings = [verifier_readings[position] for verifier_readings in group.readings]
                 responses.append(
                     Response(
                         sample,
@@ -84,7 +84,7 @@ def responses_of(rollouts: Sequence[ScoredGroup], texts: Texts) -> list[Response
                         texts.of_verifiers([sample])[0],
                         texts.whole(sample.answer_ids.tolist()),
                         answers,
-                        tuple(zip(names, of_sample, strict=False)),
+                        tuple(zip(names, readings, strict=False)),
                     )
                 )
     return responses
@@ -148,7 +148,9 @@ def _special_tokens(responses: Sequence[Response]) -> Iterator[str]:
 
 
 def _readings_of(name: str, responses: Sequence[Response]) -> Iterator[str]:
-    readings = [(response, reading) for response in responses for of, reading in response.readings if of == name]
+    readings = [
+        (response, reading) for response in responses for verifier, reading in response.readings if verifier == name
+    ]
     nothing_read = [(response, reading) for response, reading in readings if reading.answer == ""]
     num_elsewhere = sum(_holds_label(response.text, response) for response, _ in readings)
     elsewhere = f" The label stands somewhere in {num_elsewhere} of them." if num_elsewhere else ""
@@ -159,12 +161,12 @@ def _readings_of(name: str, responses: Sequence[Response]) -> Iterator[str]:
             f"form in the prompt (--system_prompt_override_file), or {OTHER_VERIFIER}."
         )
         return
-    others = [(response, reading.answer) for response, reading in readings if reading.answer]
-    if len(others) >= MOST * len(readings):
-        response, answer = others[0]
+    answers = [(response, reading.answer) for response, reading in readings if reading.answer]
+    if len(answers) >= MOST * len(readings):
+        response, answer = answers[0]
         label = f", such as {answer!r:.60} for {response.answers[0]!r:.60}" if response.answers else ""
         yield (
-            f"{name} read an answer in {len(others)} of {len(readings)} responses, and none equals its label{label}.{elsewhere} "
+            f"{name} read an answer in {len(answers)} of {len(readings)} responses, and none equals its label{label}.{elsewhere} "
             "Compare the forms of answers and labels (--ground_truths_key). If they agree, the data are too "
             "hard."
         )

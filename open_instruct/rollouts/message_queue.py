@@ -112,11 +112,11 @@ class SampleBuffer:
             number = len(self._items) if max_batch_count is None else min(max_batch_count, len(self._items))
             for item in islice(self._items, number):
                 self._check_staleness(item)
-            taken = [self._items.popleft() for _ in range(number)]
-            for item in taken:
+            items = [self._items.popleft() for _ in range(number)]
+            for item in items:
                 self._count(item, -1)
                 self._total_consumed += item.num_samples
-            return taken
+            return items
 
     def set_version(self, version: int) -> None:
         """The learners train weights of `version`. The age of a message is counted from this version."""
@@ -195,27 +195,27 @@ class _QueueActor:
 
     async def put(self, item: QueueItem, timeout: float) -> bool:
         """Put a message. Returns whether there was room for the message in time."""
-        taken = self._buffer.try_put(item) or await self._put_later(item, timeout)
+        was_put = self._buffer.try_put(item) or await self._put_later(item, timeout)
         async with self._changed:
             self._changed.notify_all()
-        return taken
+        return was_put
 
     async def _put_later(self, item: QueueItem, timeout: float) -> bool:
-        started, taken = time.perf_counter(), False
+        started, was_put = time.perf_counter(), False
         self._num_put_waits += 1
         async with self._changed:
-            while not taken and (left := started + timeout - time.perf_counter()) > 0:
-                await self._change(left)
-                taken = self._buffer.try_put(item)
+            while not was_put and (seconds := started + timeout - time.perf_counter()) > 0:
+                await self._change(seconds)
+                was_put = self._buffer.try_put(item)
         self._put_wait_s += time.perf_counter() - started
-        return taken
+        return was_put
 
     async def get(self, min_batch_count: int, max_batch_count: int | None, timeout: float) -> list | None:
         items = self._buffer.try_get(min_batch_count, max_batch_count)
         deadline = time.perf_counter() + timeout
         async with self._changed:
-            while items is None and (left := deadline - time.perf_counter()) > 0:
-                await self._change(left)
+            while items is None and (seconds := deadline - time.perf_counter()) > 0:
+                await self._change(seconds)
                 items = self._buffer.try_get(min_batch_count, max_batch_count)
             if items is not None:
                 self._changed.notify_all()
@@ -277,13 +277,13 @@ class MessageQueue:
         """
         item = QueueItem(payload, version, num_samples, num_bytes, message_id)
         try:
-            taken = ray.get(self.actor.put.remote(item, timeout), timeout=timeout + REPLY_S)
+            was_put = ray.get(self.actor.put.remote(item, timeout), timeout=timeout + REPLY_S)
         except GetTimeoutError as error:
             raise TimeoutError(
                 f"the message queue did not answer for {timeout + REPLY_S:g} s: its process or node is gone or busy, and it is "
                 "not known whether it took the message"
             ) from error
-        if not taken:
+        if not was_put:
             raise QueueFull(f"the message queue took no message in {timeout:g} s: it is full")
 
     def get(

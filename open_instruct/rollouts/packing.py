@@ -59,11 +59,11 @@ def _best_fit_decreasing(lengths: Sequence[int], budget: int) -> list[Bin]:
     room: list[tuple[int, int]] = []  # (tokens left, bin), sorted
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         fit = bisect_left(room, (lengths[i], -1))
-        left, b = room.pop(fit) if fit < len(room) else (budget, len(bins))
+        space, b = room.pop(fit) if fit < len(room) else (budget, len(bins))
         if b == len(bins):
             bins.append([])
         bins[b].append(i)
-        insort(room, (left - lengths[i], b))
+        insort(room, (space - lengths[i], b))
     return bins
 
 

@@ -135,22 +135,22 @@ class PromptFeeder:
         """Stop issuing and empty the prompt queue, so that the engines have every open prompt. Returns how many prompts were
         taken back; they are issued after `resume(TAKING_INVENTORY)`."""
         self.pause(TAKING_INVENTORY)
-        taken = self._drain()
+        num_prompts = self._drain()
         while self._is_putting.is_set():
             time.sleep(POLL_S / 50)
-            taken += self._drain()
-        return taken + self._drain()
+            num_prompts += self._drain()
+        return num_prompts + self._drain()
 
     def _drain(self) -> int:
-        taken = 0
+        num_prompts = 0
         while True:
             try:
                 bundle = self._prompt_queue.get_nowait()
             except Empty:
-                return taken
+                return num_prompts
             with self._threads.lock:
                 self._taken_back.extend(bundle)
-            taken += len(bundle)
+            num_prompts += len(bundle)
 
     @property
     def taken_back(self) -> list[str]:

@@ -97,7 +97,7 @@ class PromptLedger:
         staged = self._staged.pop(training_step, {})
         settled = sorted(
             ((self._open.pop(prompt_id), fate) for prompt_id, fate in staged.items()),
-            key=lambda one: one[0].issue_number,
+            key=lambda pair: pair[0].issue_number,
         )
         self.fates.update(fate for _, fate in settled)
         self._newest_settled = max([self._newest_settled, *(prompt.issue_number for prompt, _ in settled)])

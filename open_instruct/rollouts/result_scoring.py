@@ -86,9 +86,9 @@ class ResultScoring:
         """Criteria that are found during the run; None if the run does not look for any."""
         self._functions = functions
 
-    def submit(self, result: GenerationResult, done: "Callable[[PendingScores, float], None]") -> None:
-        """Have the result verified. `done` is called in a thread of the verifiers or of the reward functions, with the scores of
-        all of them and the seconds that scoring took."""
+    def submit(self, result: GenerationResult, callback: "Callable[[PendingScores, float], None]") -> None:
+        """Have the result verified. `callback` is called in a thread of the verifiers or of the reward functions, with the scores
+        of all of them and the seconds that scoring took."""
         row = self._row(result)
         token_ids, texts = self._answers(result.samples)
         queries = self._queries(result.samples, row.raw_query)
@@ -99,7 +99,7 @@ class ResultScoring:
         futures = [self.verifiers.submit(name, truth, token_ids, texts, queries) for name, truth in checks]
         functions = None if self._functions is None else self._functions.submit(row, token_ids, texts)
         scores = PendingScores(futures, functions)
-        when_all_are_done(scores.futures, lambda: done(scores, time.perf_counter() - started))
+        when_all_are_done(scores.futures, lambda: callback(scores, time.perf_counter() - started))
 
     def _only_functions(self, dataset: str) -> bool:
         """Whether only reward functions score rows with this `dataset`."""
@@ -194,9 +194,7 @@ class ResultScoring:
             result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]
         )
         positions = _comparable(result, rewards)
-        num_failures = sum(
-            any(map(_is_error, of_response)) for of_response in zip(*scored_by, *by_functions, strict=True)
-        )
+        num_failures = sum(any(map(_is_error, column)) for column in zip(*scored_by, *by_functions, strict=True))
         cost = sum(scored.cost for scored in results)
         without_reward = {position for position, reward in enumerate(rewards) if reward is None}
         num_not_scored = _num_responses(result, without_reward)
@@ -229,16 +227,16 @@ class ResultScoring:
             return self._codec.decode(sample.response_ids.tolist())
         is_own = sample.loss_mask.astype(bool)
         parts = np.split(sample.response_ids, np.flatnonzero(np.diff(is_own)) + 1)
-        own = parts[0 if is_own[:1].all() else 1 :: 2]
-        return OMISSION.join(self._codec.decode(part.tolist()) for part in own)
+        own_parts = parts[0 if is_own[:1].all() else 1 :: 2]
+        return OMISSION.join(self._codec.decode(part.tolist()) for part in own_parts)
 
     def restored(self, saved: FinishedGroup) -> ScoredGroup:
         """A scored group, restored from a saved state."""
         assert saved.scores is not None, saved.result.prompt_id
-        kept = {one.name: getattr(saved, one.name) for one in fields(FinishedGroup)}
+        values = {field.name: getattr(saved, field.name) for field in fields(FinishedGroup)}
         if not saved.left_out_as:
-            del kept["well_formed"]
-        return replace(self.group(saved.result, saved.scores), **kept)
+            del values["well_formed"]
+        return replace(self.group(saved.result, saved.scores), **values)
 
     def all_wrong(self, result: GenerationResult) -> ScoredGroup | UnscoredGroup:
         """The group of a result that an engine gave up, as an evaluation counts it: each verifier gives each response 0. Where
@@ -269,17 +267,17 @@ class ResultScoring:
         return dataset
 
 
-def when_all_are_done(futures: Sequence[Future[Any]], then: Callable[[], None]) -> None:
-    """Call `then` once, in the thread in which the last of the futures is done."""
-    lock, left = threading.Lock(), len(futures)
+def when_all_are_done(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> None:
+    """Call `callback` once, in the thread in which the last of the futures is done."""
+    lock, num_open = threading.Lock(), len(futures)
 
     def count(_: Future[Any]) -> None:
-        nonlocal left
+        nonlocal num_open
         with lock:
-            left -= 1
-            is_last = left == 0
+            num_open -= 1
+            is_last = num_open == 0
         if is_last:
-            then()
+            callback()
 
     for future in futures:
         future.add_done_callback(count)
@@ -325,12 +323,12 @@ def _readings(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) 
 def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:
     """Positions of the samples whose reward is known, except samples that have no other sample left to be compared with. The
     samples of one conversation count as one."""
-    known = [position for position, reward in enumerate(rewards) if reward is not None]
+    positions = [position for position, reward in enumerate(rewards) if reward is not None]
     ends = set(ends_of(result.samples).tolist())
     sizes = Counter(result.samples[end].group for end in ends)
-    left = Counter(result.samples[end].group for end in ends.intersection(known))
-    groups = {group for group, size in sizes.items() if left[group] >= min(2, size)}
-    return [position for position in known if result.samples[position].group in groups]
+    counts = Counter(result.samples[end].group for end in ends.intersection(positions))
+    groups = {group for group, size in sizes.items() if counts[group] >= min(2, size)}
+    return [position for position in positions if result.samples[position].group in groups]
 
 
 def _num_responses(result: GenerationResult, positions: Collection[int]) -> int:

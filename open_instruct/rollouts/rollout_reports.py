@@ -65,7 +65,7 @@ class RolloutReports:
 
     def progress(self) -> BatchProgress:
         """How far the batch of the next step is."""
-        num_waited_for, first = self._flow.waited_for(MOST_NAMED)
+        num_waited_for, prompts = self._flow.waited_for(MOST_NAMED)
         evaluation = self._evaluations.current
         assembly = self._producer.assembly
         return BatchProgress(
@@ -77,7 +77,7 @@ class RolloutReports:
             returned=assembly.returned if assembly else Returned(),
             version=self._flow.version,
             num_waited_for=num_waited_for,
-            first_waited_for=[f"{prompt.prompt_id} (version {prompt.version})" for prompt in first],
+            first_waited_for=[f"{prompt.prompt_id} (version {prompt.version})" for prompt in prompts],
             num_being_scored=len(self._preparation.being_scored),
             of_teacher=self._preparation.teacher_progress,
             num_waiting=len(self._producer.groups),

@@ -103,11 +103,17 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
     """The fields of a group except its arrays."""
     result = group.result
     prompts = {prompt.tobytes(): number for number, prompt in enumerate(_prompts(result))}
-    own = {one.name for one in fields(Sample)} - {"prompt_ids", "response_ids", "logprobs", "loss_mask", "teacher"}
+    names = {field.name for field in fields(Sample)} - {
+        "prompt_ids",
+        "response_ids",
+        "logprobs",
+        "loss_mask",
+        "teacher",
+    }
     return {
         "prompt_lengths": [len(prompt) for prompt in _prompts(result)],
         "samples": [
-            {name: getattr(sample, name) for name in own}
+            {name: getattr(sample, name) for name in names}
             | {
                 "prompt": prompts[sample.prompt_ids.tobytes()],
                 "length": len(sample.response_ids),
@@ -121,7 +127,7 @@ def _header(group: FinishedGroup) -> dict[str, Any]:
         "score_s": group.score_s,
         "cost": group.cost,
         "parts": [{"name": part.name, "weight": part.weight} for part in group.parts],
-        "misses": [asdict(one) for one in group.misses],
+        "misses": [asdict(misses) for misses in group.misses],
         "functions": [_function_header(function) for function in group.functions],
         "left_out_as": group.left_out_as,
         "well_formed": group.well_formed.tolist() if group.left_out_as and group.well_formed is not None else None,
@@ -189,7 +195,7 @@ def _group(header: dict[str, Any], readers: Mapping[str, _Reader]) -> FinishedGr
         header.get("score_s", 0.0),
         header.get("cost", 0.0),
         tuple(ScorePart(**part, scores=arrays[PART_SCORES].take(num_samples)) for part in header.get("parts", ())),
-        tuple(Misses(**one) for one in header.get("misses", ())),
+        tuple(Misses(**misses) for misses in header.get("misses", ())),
         tuple(
             FunctionRewards(**function | {"rewards": _numbers(function["rewards"])})
             for function in header.get("functions", ())
@@ -200,14 +206,14 @@ def _group(header: dict[str, Any], readers: Mapping[str, _Reader]) -> FinishedGr
 
 
 def _sample(header: dict[str, Any], prompts: Sequence[np.ndarray], arrays: Mapping[str, _Reader]) -> Sample:
-    own = {name: value for name, value in header.items() if name not in ("prompt", "length", "has_mask")}
+    values = {name: value for name, value in header.items() if name not in ("prompt", "length", "has_mask")}
     length = header["length"]
     return Sample(
         prompt_ids=prompts[header["prompt"]],
         response_ids=arrays["tokens"].take(length),
         logprobs=arrays["logprobs"].take(length),
         loss_mask=arrays["masks"].take(length) if header["has_mask"] else None,
-        **own | {"version_spans": [(version, num) for version, num in header["version_spans"]]},
+        **values | {"version_spans": [(version, num) for version, num in header["version_spans"]]},
     )
 
 

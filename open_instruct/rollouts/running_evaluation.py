@@ -129,10 +129,10 @@ class Evaluation:
 
     def recover(self, present: Collection[str]) -> int:
         """An engine died: issue the prompts again that were sent, are not back and are not among `present`. Returns how many."""
-        lost = [row for row in sorted(self._out) if self.prompt_id(row) not in present]
-        self._out.difference_update(lost)
-        self._to_issue.extend(lost)
-        return len(lost)
+        rows = [row for row in sorted(self._out) if self.prompt_id(row) not in present]
+        self._out.difference_update(rows)
+        self._to_issue.extend(rows)
+        return len(rows)
 
     @property
     def num_done(self) -> int:
@@ -156,10 +156,10 @@ class Evaluation:
     def why_given_up(self) -> str:
         """For the log, if prompts were given up."""
         causes = Counter(self._last_causes.values()).most_common(3)
-        counted = "left out" if self._last_causes.keys() <= self._left_out.keys() else "counted as wrong"
+        treatment = "left out" if self._last_causes.keys() <= self._left_out.keys() else "counted as wrong"
         return (
             f"evaluation of version {self.version}: {self.num_given_up} of {self.num_rows} prompts given up after "
-            f"{self._max_attempts} attempts, {counted} ({'; '.join(f'{cause}: {number}' for cause, number in causes)}). "
+            f"{self._max_attempts} attempts, {treatment} ({'; '.join(f'{cause}: {number}' for cause, number in causes)}). "
             "With a higher --generation_timeout, or a lower --eval_response_length, they would come to their end."
         )
 
@@ -178,8 +178,10 @@ class Evaluation:
 
 
 def _check_versions(result: GenerationResult, version: int) -> None:
-    seen = {span[0] for sample in result.samples for span in sample.version_spans}
-    assert seen <= {version}, f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(seen)}"
+    versions = {span[0] for sample in result.samples for span in sample.version_spans}
+    assert versions <= {version}, (
+        f"{result.prompt_id} was to measure version {version} but was sampled by {sorted(versions)}"
+    )
 
 
 class Evaluations:

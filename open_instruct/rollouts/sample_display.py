@@ -53,10 +53,10 @@ class SampleDisplay:
                 self._texts.append(self._text(with_tokens))
 
     def _is_due(self, training_step: int) -> bool:
-        every, last = self._args.show_samples_every, self._last_step
-        if self._args.show_samples == 0 or last == training_step:
+        every, last_step = self._args.show_samples_every, self._last_step
+        if self._args.show_samples == 0 or last_step == training_step:
             return False
-        return last is None or (every > 0 and training_step % every == 0)
+        return last_step is None or (every > 0 and training_step % every == 0)
 
     def take(self) -> list[str]:
         """The texts since the last call, oldest first."""
@@ -66,12 +66,12 @@ class SampleDisplay:
         return texts
 
     def _text(self, rollouts: Sequence[ScoredGroup]) -> str:
-        texts, left = [], self._args.show_samples
+        texts, budget = [], self._args.show_samples
         for rollout in sorted(rollouts, key=lambda rollout: rollout.has_zero_std):  # groups that teach something first
-            if left > 0:
-                number = min(left, len(rollout.samples))
+            if budget > 0:
+                number = min(budget, len(rollout.samples))
                 texts.append(self.shown(rollout, number))
-                left -= number
+                budget -= number
         return "\n".join(texts)
 
     def shown(self, rollout: ScoredGroup, number: int) -> str:
@@ -79,16 +79,16 @@ class SampleDisplay:
         row = self._dataset[rollout.result.index]
         rewards = rollout.rewards(self._args.verification_reward)
         best_first = np.argsort(-rewards, kind="stable").tolist()
-        in_order = [*best_first[:1], *best_first[:0:-1][:1], *best_first[1:-1]]
-        chosen = _different_first(in_order, rollout)[:number]
-        first = rollout.samples[chosen[0]]
+        order = [*best_first[:1], *best_first[:0:-1][:1], *best_first[1:-1]]
+        positions = _different_first(order, rollout)[:number]
+        first = rollout.samples[positions[0]]
         source = f"{rollout.result.prompt_id}, {row.place}"
         lines = [f"{number} of the {counted(len(rollout.samples), 'response')} to {source}:"]
         lines += [
             block("prompt", self._readable(first.prompt_ids.tolist())),
             *(_label_and_rule(row) if rollout.by_verifier else []),
         ]
-        for position in chosen:
+        for position in positions:
             sample = rollout.samples[position]
             num_tokens = counted(len(sample.response_ids), "token")
             lines.append(

@@ -86,8 +86,8 @@ def _divide(samples: list[TrainingSample], pairs_per_token: float, most_tokens: 
     lengths = [len(sample.response) for sample in samples]
     num_tokens = [0, *accumulate(lengths)]
     """Number of tokens of the responses before each response."""
-    own = 1 if has_mask else 0.5  # half of the pairs within a response are pairs with a later token
-    num_pairs = [0.0, *accumulate(length * (num_query + own * length) for length in lengths)]
+    share = 1 if has_mask else 0.5  # half of the pairs within a response are pairs with a later token
+    num_pairs = [0.0, *accumulate(length * (num_query + share * length) for length in lengths)]
     """Number of pairs of a token of these responses with a token of the prompt or of the same response."""
 
     def cost(start: int, end: int) -> float:

@@ -56,11 +56,11 @@ class SourceMetrics:
         groups: Sequence[ScoredGroup],
         trained: Sequence[ScoredGroup],
     ) -> dict[str, float]:
-        own = [group for group in groups if name in labels(group.result.index)]
+        members = [group for group in groups if name in labels(group.result.index)]
         num_trained = sum(name in labels(group.result.index) for group in trained)
-        metrics = {f"{prefix}/groups": float(len(own)), f"{prefix}/share": num_trained / max(len(trained), 1)}
-        if own:
-            metrics |= {f"{prefix}/{key}": value for key, value in _of_groups(own, self._reward).items()}
+        metrics = {f"{prefix}/groups": float(len(members)), f"{prefix}/share": num_trained / max(len(trained), 1)}
+        if members:
+            metrics |= {f"{prefix}/{key}": value for key, value in _of_groups(members, self._reward).items()}
         return metrics
 
 

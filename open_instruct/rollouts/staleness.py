@@ -110,10 +110,14 @@ class PromptFlow:
     def num_admissible(self) -> int:
         """How many prompts may be unassigned at once: the number of places in all steps that the threshold allows to fill now."""
         options = self.options
-        last = last_admissible_step(
+        last_step = last_admissible_step(
             self.version, async_steps=options.staleness_threshold, num_training_steps=options.num_training_steps
         )
-        return self._places + (last - self.assembling) * options.prompts_per_step if last >= self.assembling else 0
+        return (
+            self._places + (last_step - self.assembling) * options.prompts_per_step
+            if last_step >= self.assembling
+            else 0
+        )
 
     @property
     def num_unassigned(self) -> int:
@@ -144,7 +148,7 @@ class PromptFlow:
         admissible, because the threshold was lowered or because the groups of extended steps ahead are lost."""
         if len(self._unassigned) <= self.num_admissible:
             return True
-        return sum(1 for other in self._unassigned if other < number) < self.num_admissible
+        return sum(1 for issue_number in self._unassigned if issue_number < number) < self.num_admissible
 
     def _waits_for_issue(self, number: int) -> bool:
         """Whether the prompt still has to be issued: its result may have arrived after it was taken for lost."""
@@ -188,8 +192,8 @@ class PromptFlow:
     def waited_for(self, most: int) -> tuple[int, list[IssuedPrompt]]:
         """How many prompts are with the engines, or on the way there or back, and the first `most` in the order of issue."""
         waited_for = (prompt_id for number, prompt_id in self._unassigned.items() if number not in self._arrived)
-        first = [self.ledger[prompt_id] for prompt_id in islice(waited_for, most)]
-        return len(self._unassigned) - len(self._arrived), first
+        prompts = [self.ledger[prompt_id] for prompt_id in islice(waited_for, most)]
+        return len(self._unassigned) - len(self._arrived), prompts
 
     def give_up(self, prompt_id: str, *, max_attempts: int) -> bool:
         """The engines failed on a prompt: issue it again, or drop it after `max_attempts` failures. True if it is issued again.
@@ -214,14 +218,14 @@ class PromptFlow:
         """An engine died: issue the prompts again that were sent, have not arrived and are not among `present` (ids of prompts in
         the prompt queue or with a living engine). Returns the ids of the lost prompts."""
         unsent = set(self._unsent)
-        lost = [
+        prompt_ids = [
             prompt_id
             for number, prompt_id in self._unassigned.items()
             if number not in self._arrived and number not in unsent and prompt_id not in present
         ]
-        for prompt_id in lost:
+        for prompt_id in prompt_ids:
             self._send_again(self.ledger[prompt_id])
-        return lost
+        return prompt_ids
 
     def _send_again(self, prompt: IssuedPrompt) -> None:
         self.ledger.update(replace(prompt, arrived=False))

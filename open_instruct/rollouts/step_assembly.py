@@ -119,7 +119,7 @@ class StepAssembly:
     @property
     def num_missing(self) -> int:
         """How many prompts are missing from the number that a step should train on."""
-        return max(0, self._args.num_unique_prompts_rollout - len({kept.issue_number for kept in self._kept}))
+        return max(0, self._args.num_unique_prompts_rollout - len({entry.issue_number for entry in self._kept}))
 
     @property
     def num_usable(self) -> int:
@@ -152,8 +152,8 @@ class StepAssembly:
     @property
     def trained(self) -> Iterator[tuple[ScoredGroup, list[TrainingSample]]]:
         """Groups that are trained on, with their samples, in the order of issue."""
-        for kept in sorted(self._kept, key=lambda one: one.issue_number):
-            yield kept.group, kept.samples
+        for entry in sorted(self._kept, key=lambda entry: entry.issue_number):
+            yield entry.group, entry.samples
 
     def add(self, group: ScoredGroup, assignment: Assignment) -> str:
         """Take a group into the step. Returns its fate: `CONSUMED`; `ZERO_STD` if all its samples scored alike, so that there is
@@ -175,13 +175,13 @@ class StepAssembly:
     def forget_tokens(self) -> dict[int, str]:
         """Forget the tokens of rollouts that are left out, except the newest. A step that finds nothing to train on takes more
         and more prompts, and would otherwise keep the tokens of all. Returns the fates by position in `rollouts`."""
-        forgotten = {}
+        fates = {}
         while len(self._left_out) > self._args.num_unique_prompts_rollout:
             position, fate = self._left_out.popleft()
             self.rollouts[position] = without_tokens(self.rollouts[position], fate)
             self._parts[position] = split(self.rollouts[position])
-            forgotten[position] = fate
-        return forgotten
+            fates[position] = fate
+        return fates
 
     def _shaped(self, rollout: ScoredGroup) -> ScoredGroup:
         """The rollout with the rewards that are trained on."""
@@ -212,12 +212,12 @@ class StepAssembly:
         if not samples:
             self._num_masked += 1
             return MASKED
-        kept = _Kept(assignment.prompt.issue_number, group, assignment.oldest_trained_version, samples)
-        self._kept.append(kept)
-        self._unsent.append(kept)
-        self._num_unsent_tokens += sum(len(sample) for sample in kept.samples)
-        self.num_tokens += sum(sample.num_trained for sample in kept.samples)
-        self.num_sequences += num_conversations(kept.samples)
+        entry = _Kept(assignment.prompt.issue_number, group, assignment.oldest_trained_version, samples)
+        self._kept.append(entry)
+        self._unsent.append(entry)
+        self._num_unsent_tokens += sum(len(sample) for sample in entry.samples)
+        self.num_tokens += sum(sample.num_trained for sample in entry.samples)
+        self.num_sequences += num_conversations(entry.samples)
         return CONSUMED
 
     def _samples(self, group: ScoredGroup, assignment: Assignment) -> list[TrainingSample]:
@@ -254,8 +254,8 @@ class StepAssembly:
         if self._over_step is not None:
             self._complete_advantages(self._over_step)
         # In the order of issue, so that a whole batch does not depend on which group finished first.
-        unsent = sorted(self._unsent, key=lambda kept: kept.issue_number)
-        samples = [sample for kept in unsent for sample in kept.samples]
+        unsent = sorted(self._unsent, key=lambda entry: entry.issue_number)
+        samples = [sample for entry in unsent for sample in entry.samples]
         rank_batches = prepare_collated_data_for_workers(
             samples,
             dp_world_size=options.num_ranks,
@@ -270,7 +270,7 @@ class StepAssembly:
             number=self._num_partial_batches,
             rank_batches=rank_batches,
             num_samples=len(samples),
-            min_version=min((kept.oldest_trained_version for kept in unsent), default=self.training_step - 1),
+            min_version=min((entry.oldest_trained_version for entry in unsent), default=self.training_step - 1),
         )
         self._unsent = []
         self._num_unsent_tokens = 0
@@ -281,13 +281,13 @@ class StepAssembly:
 
     def _complete_advantages(self, over_step: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> None:
         """Replace the advantages that were computed within each group by advantages over the whole step."""
-        conversations = [one for kept in self._kept for one in conversations_of(kept.samples)]
+        conversations = [conversation for entry in self._kept for conversation in conversations_of(entry.samples)]
         if not conversations:
             return
-        advantages = np.array([one[0].advantage for one in conversations], dtype=np.float64)
-        num_tokens = np.array([sum(sample.num_trained for sample in one) for one in conversations])
+        advantages = np.array([conversation[0].advantage for conversation in conversations], dtype=np.float64)
+        num_tokens = np.array([sum(sample.num_trained for sample in conversation) for conversation in conversations])
         completed = iter(over_step(advantages, num_tokens).tolist())
-        self._kept = [replace(kept, samples=_with_advantages(kept.samples, completed)) for kept in self._kept]
+        self._kept = [replace(entry, samples=_with_advantages(entry.samples, completed)) for entry in self._kept]
         self._unsent = list(self._kept)  # without --streaming nothing was sent before
 
     def _solved_metrics(self) -> dict[str, int]:
@@ -303,19 +303,19 @@ class StepAssembly:
         groups that are trained on, as in open-instruct; `all_groups/*` are means over all generated groups, also those without a
         gradient. Ages are the ages of trained tokens."""
         args = self._args
-        kept = sorted(self._kept, key=lambda one: one.issue_number)
-        samples = [sample for one in kept for sample in one.samples]
-        groups = [one.group for one in kept]
+        entries = sorted(self._kept, key=lambda entry: entry.issue_number)
+        samples = [sample for entry in entries for sample in entry.samples]
+        groups = [entry.group for entry in entries]
         answers = self.answers
         is_kept = set(map(id, groups))
         trained = [group for group in answers if id(group) in is_kept] or answers
-        of_all = batch_metrics.response_metrics(answers, verification_reward=args.verification_reward)
-        of_kept = of_all
+        measures = batch_metrics.response_metrics(answers, verification_reward=args.verification_reward)
+        trained_measures = measures
         if len(trained) < len(answers):
-            of_kept = batch_metrics.response_metrics(trained, verification_reward=args.verification_reward)
+            trained_measures = batch_metrics.response_metrics(trained, verification_reward=args.verification_reward)
         metrics = {
-            **of_kept,
-            **{f"all_groups/{name}": value for name, value in of_all.items() if not name.endswith("_hist")},
+            **trained_measures,
+            **{f"all_groups/{name}": value for name, value in measures.items() if not name.endswith("_hist")},
             **batch_metrics.standard_error(answers, verification_reward=args.verification_reward),
             **batch_metrics.scoring_metrics(self.rollouts),
             **batch_metrics.step_metrics(
@@ -328,7 +328,7 @@ class StepAssembly:
             **batch_metrics.freshness_metrics(
                 self.training_step,
                 groups,
-                [one.oldest_trained_version for one in kept],
+                [entry.oldest_trained_version for entry in entries],
                 now=now,
                 mask_truncated_completions=args.mask_truncated_completions,
             ),

@@ -106,36 +106,36 @@ class StepTraces:
         self, training_step: int, groups: "Sequence[tuple[ScoredGroup, Sequence[TrainingSample] | None, str]]"
     ) -> None:
         begins_anew = training_step not in self._written
-        written = self._written.setdefault(training_step, _Written())
+        counts = self._written.setdefault(training_step, _Written())
         records: list[dict[str, Any]] = []
         entries: list[tuple[str, str]] = []
         for group, samples, fate in groups:
             row = self._dataset[group.result.index]
-            for number, sample, reward, of_step in _samples_with(self._args, group, samples):
-                record = self._record(sample, row, reward, of_step) | {"step": training_step, "outcome": fate}
+            for number, sample, reward, training_sample in _samples_with(self._args, group, samples):
+                record = self._record(sample, row, reward, training_sample) | {"step": training_step, "outcome": fate}
                 record["prompt_id"] = group.result.prompt_id
-                records.append(record | {"sample_idx": written.num_samples, "prompt_idx": written.num_prompts})
-                entries.append(self._entry(group, number, row, reward, of_step, fate))
-                written.num_samples += 1
-            written.num_prompts += 1
+                records.append(record | {"sample_idx": counts.num_samples, "prompt_idx": counts.num_prompts})
+                entries.append(self._entry(group, number, row, reward, training_sample, fate))
+                counts.num_samples += 1
+            counts.num_prompts += 1
         self._describe_run()
         append_lines(self._rollouts_of(training_step), records, begins_anew=begins_anew)
         write_transcripts(self._transcripts_of(training_step), entries, begins_anew=begins_anew)
 
     def _keep(self, training_step: int, prompt_ids: Collection[str]) -> None:
         """Leave in a step's files only what an earlier process has written of these prompts, if there is anything."""
-        path, kept = self._rollouts_of(training_step), []
+        path, records = self._rollouts_of(training_step), []
         prompts: dict[str, int] = {}
         for line in path.read_bytes().splitlines() if path.exists() else []:
             with suppress(ValueError):  # a line that was cut off
                 record = json.loads(line)
                 if record.get("prompt_id") in prompt_ids:
                     place = prompts.setdefault(record["prompt_id"], len(prompts))
-                    kept.append(record | {"sample_idx": len(kept), "prompt_idx": place})
-        if kept:
-            write_lines(path, kept)
+                    records.append(record | {"sample_idx": len(records), "prompt_idx": place})
+        if records:
+            write_lines(path, records)
             keep_transcripts(self._transcripts_of(training_step), prompt_ids)
-            self._written[training_step] = _Written(len(kept), len(prompts))
+            self._written[training_step] = _Written(len(records), len(prompts))
 
     def _rollouts_of(self, training_step: int) -> Path:
         return self._rollouts / f"{self._args.run_title}_rollouts_{training_step:06d}.jsonl"
@@ -143,13 +143,15 @@ class StepTraces:
     def _transcripts_of(self, training_step: int) -> Path:
         return self._transcripts / f"step_{training_step:06d}.txt"
 
-    def _record(self, sample: Sample, row: PromptRow, reward: float, of_step: TrainingSample | None) -> dict[str, Any]:
+    def _record(
+        self, sample: Sample, row: PromptRow, reward: float, training_sample: TrainingSample | None
+    ) -> dict[str, Any]:
         return {
             "row": row.place,
             "prompt_tokens": sample.prompt_ids,
             "response_tokens": sample.response_ids,
             "reward": reward,
-            "advantage": 0.0 if of_step is None else of_step.advantage,
+            "advantage": 0.0 if training_sample is None else training_sample.advantage,
             "finish_reason": sample.finish_reason,
             "dataset": row.dataset,
             "ground_truth": row.ground_truth,
@@ -163,17 +165,19 @@ class StepTraces:
         number: int,
         row: PromptRow,
         reward: float,
-        of_step: TrainingSample | None,
+        training_sample: TrainingSample | None,
         fate: str,
     ) -> tuple[str, str]:
         """Headline and text of a transcript."""
-        outcome = f"left out ({fate})" if of_step is None else f"advantage {of_step.advantage:.4g}"
+        outcome = f"left out ({fate})" if training_sample is None else f"advantage {training_sample.advantage:.4g}"
         sample = group.samples[number]
         headline = (
             f"{group.result.prompt_id}, sample {number}, {row.place} ({row.dataset}): reward {reward:.4g}, {outcome}"
         )
         ground_truth = _ground_truth_in_words(row.ground_truth)
-        text = transcript(sample, of_step, self._decode, ground_truth=ground_truth, verdicts=verdicts(group, number))
+        text = transcript(
+            sample, training_sample, self._decode, ground_truth=ground_truth, verdicts=verdicts(group, number)
+        )
         return f"{headline}, {sample.finish_reason}", text
 
     def _decode(self, token_ids: list[int]) -> str:
@@ -195,9 +199,9 @@ def _samples_with(
     that is left out (`samples` is None)."""
     trained = {id(sample.response): sample for sample in samples or ()}
     for number, (sample, reward) in enumerate(zip(group.samples, group.rewards(args.verification_reward), strict=True)):
-        of_step = trained.get(id(sample.response_ids))
-        if samples is None or of_step is not None:
-            yield number, sample, float(reward), of_step
+        training_sample = trained.get(id(sample.response_ids))
+        if samples is None or training_sample is not None:
+            yield number, sample, float(reward), training_sample
 
 
 def _ground_truth_in_words(ground_truth: object) -> str:

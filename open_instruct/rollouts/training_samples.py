@@ -75,15 +75,15 @@ def _trained_samples(
         and (stops or not mask_truncated_completions)
     }
     ends = group.ends
-    num_tokens, last = Counter[int](), {}
+    num_tokens, last_positions = Counter[int](), {}
     for position, mask in masks_by_position.items():
         num_tokens[ends[position]] += int(mask.sum())
-        last[ends[position]] = position
+        last_positions[ends[position]] = position
     num_samples = Counter(ends[position] for position in masks_by_position)
     for position, mask in masks_by_position.items():
         end = ends[position]
         conversation_tokens = num_tokens[end] if num_samples[end] > 1 else None
-        yield _TrainedSample(position, mask, conversation_tokens, goes_on=position != last[end])
+        yield _TrainedSample(position, mask, conversation_tokens, goes_on=position != last_positions[end])
 
 
 def _advantages_of(group: ScoredGroup, advantages: Callable[..., np.ndarray], verification_reward: float) -> np.ndarray:

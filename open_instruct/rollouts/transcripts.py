@@ -76,8 +76,8 @@ def verdicts(group: ScoredGroup, position: int) -> list[str]:
     if not group.samples[position].is_judged:
         return []
     scored = zip(group.by_verifier, group.readings, strict=False)
-    of_verifiers = [_verdict(part.name, part.scores[position], readings[position]) for part, readings in scored]
-    return of_verifiers + [_of_function(function, position) for function in group.functions]
+    texts = [_verdict(part.name, part.scores[position], readings[position]) for part, readings in scored]
+    return texts + [_of_function(function, position) for function in group.functions]
 
 
 def _of_function(function: FunctionRewards, position: int) -> str:
@@ -96,8 +96,8 @@ def _verdict(name: str, score: float, reading: Reading) -> str:
 
 def block(label: str, text: str) -> str:
     """A label and the lines of a text beside it."""
-    first, *others = text.split("\n")
-    lines = [f"{label:<{WIDTH}}│ {first}", *(f"{'':<{WIDTH}}│ {line}" for line in others)]
+    first, *rest = text.split("\n")
+    lines = [f"{label:<{WIDTH}}│ {first}", *(f"{'':<{WIDTH}}│ {line}" for line in rest)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -113,5 +113,5 @@ def keep_transcripts(path: Path, prompt_ids: Collection[str]) -> None:
     """Leave only the transcripts of these prompts in the file of a step. A headline begins with the prompt's id and a comma."""
     if path.exists():
         parts = re.split(f"^(?={HEAD})", path.read_bytes().decode(errors="replace"), flags=re.MULTILINE)
-        kept = [part for part in parts if part.removeprefix(HEAD).split(",")[0] in prompt_ids]
-        write_atomically(path, "".join(kept).removesuffix("\n").encode())
+        transcripts = [part for part in parts if part.removeprefix(HEAD).split(",")[0] in prompt_ids]
+        write_atomically(path, "".join(transcripts).removesuffix("\n").encode())

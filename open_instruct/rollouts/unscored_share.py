@@ -25,12 +25,14 @@ class UnscoredShare:
 
     def record(self, scored: Iterable[Scored]) -> None:
         """Count these responses. Raises `TooFewScored` if too many of the last responses were not scored."""
-        self._causes.extend("" if one.score is not None else one.failure or "no reason given" for one in scored)
+        self._causes.extend(
+            "" if result.score is not None else result.failure or "no reason given" for result in scored
+        )
         causes = Counter(filter(None, self._causes))
         share = causes.total() / max(len(self._causes), 1)
         if len(self._causes) >= AT_LEAST and share > self._allowed:
-            most = "; ".join(f"{number} × {cause}" for cause, number in causes.most_common(3))
+            reasons = "; ".join(f"{number} × {cause}" for cause, number in causes.most_common(3))
             raise TooFewScored(
                 f"{share:.0%} of the last {len(self._causes)} responses were not scored, and --max_unscored_share allows "
-                f"{self._allowed:.0%}. Why: {most}"
+                f"{self._allowed:.0%}. Why: {reasons}"
             )

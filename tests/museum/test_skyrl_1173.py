@@ -48,7 +48,7 @@ def ours(play: Play) -> None:
     play.controller.take_back_prompts()
     play.wait_for(lambda: play.controller.status()["prompts"]["open"] == NUM_PROMPTS)
     play.wait_for(lambda: play.controller._flow.ledger[given_up.prompt_id].arrived)
-    assert play.controller.recover_lost(held=[]) == 1
+    assert play.controller.recover_lost(prompt_ids=[]) == 1
     [again] = play.receive(1)
     assert again.prompt_id == lost.prompt_id
     play.deliver(play.answer(again))

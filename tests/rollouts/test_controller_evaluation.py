@@ -219,7 +219,7 @@ def test_evaluation_prompt_that_an_engine_took_with_it_uses_up_no_attempt(make_p
     requests = play.receive(3 + NUM_PROMPTS)
     for _ in range(3):
         play.controller.take_back_prompts()
-        assert play.controller.recover_lost(held=ids(requests[1:])) == 1
+        assert play.controller.recover_lost(prompt_ids=ids(requests[1:])) == 1
         assert identities(play.receive(1)) == identities(requests[:1])
     play.deliver(*(play.answer(request) for request in requests[:3]))
     metrics = play.controller.get_evaluation(TIMEOUT_S)
@@ -240,4 +240,4 @@ def test_evaluation_result_that_is_being_scored_is_not_lost_with_an_engine(
     assert evaluation is not None
     play.wait_for(lambda: "1 prompt is being scored" in evaluation.describe_missing())
     play.controller.take_back_prompts()
-    assert play.controller.recover_lost(held=ids(requests[1:])) == 0
+    assert play.controller.recover_lost(prompt_ids=ids(requests[1:])) == 0

@@ -70,7 +70,7 @@ def test_results_that_are_being_read_are_not_lost(make_play: MakePlay, monkeypat
     play.deliver(*map(play.answer, requests))
     assert begins.wait(TIMEOUT_S)
     play.controller.take_back_prompts()
-    assert play.controller.recover_lost(held=[]) == 0
+    assert play.controller.recover_lost(prompt_ids=[]) == 0
     goes_on.set()
     assert play.batch(1).num_samples == sum(request.generation_config.n for request in requests)
 
@@ -95,7 +95,7 @@ def test_prompts_that_an_engine_took_with_it_are_issued_again(make_play: MakePla
     assert taken_back >= 2
     assert play.no_more_comes()  # nothing is issued while inventory is taken
     play.deliver(play.answer(at_engines[0]))
-    assert play.controller.recover_lost(held=[]) == 1
+    assert play.controller.recover_lost(prompt_ids=[]) == 1
     again = play.receive(2 * NUM_PROMPTS - 1)
     assert at_engines[1].prompt_id in ids(again)
     assert at_engines[0].prompt_id not in ids(again)
@@ -180,7 +180,7 @@ def test_seed_of_a_retry_survives_a_dead_engine_and_a_resume(make_play: MakePlay
     killed.deliver(broken_off(killed.answer(requests[0])))
     [retry] = killed.receive(1)
     killed.controller.take_back_prompts()
-    assert killed.controller.recover_lost(held=ids(requests[1:])) == 1
+    assert killed.controller.recover_lost(prompt_ids=ids(requests[1:])) == 1
     assert identities(killed.receive(1)) == identities([retry])
     resumed = make_play(max_generation_attempts=2)
     killed.controller.save(0, str(tmp_path / "state.npz"))
