@@ -187,13 +187,13 @@ class MethodsEnvironment(ToolEnvironment):
         await _call_those_there(self._own, "close")
 
 
-async def _call_those_there(own: Any, *names: str) -> None:
+async def _call_those_there(environment: Any, *names: str) -> None:
     """Call those of the named methods that the object has, and await the coroutines among them."""
     for name in names:
-        if hasattr(own, name):
-            done = getattr(own, name)()
-            if inspect.isawaitable(done):
-                await done
+        if hasattr(environment, name):
+            result = getattr(environment, name)()
+            if inspect.isawaitable(result):
+                await result
 
 
 def _fitting(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,8 +227,8 @@ class SkyRLEnvironment(Environment):
         return Opening(prompt[len(messages) :])
 
     async def step(self, turn: Turn) -> Observation:
-        said = await asyncio.to_thread(self._own.step, turn.text)
-        return Observation(said["observations"], said["reward"], said["done"])
+        answer = await asyncio.to_thread(self._own.step, turn.text)
+        return Observation(answer["observations"], answer["reward"], answer["done"])
 
     async def finish(self) -> Ending:
         metrics = self._own.get_metrics() if hasattr(self._own, "get_metrics") else {}
@@ -267,9 +267,9 @@ class OpenInstructEnvironment(ToolEnvironment):
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
         if hasattr(self._own, "setup"):
             await self._own.setup()
-        known = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
+        settings = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
         await self._own.reset(
-            **known
+            **settings
         )  # its first result is shown nowhere, as in open-instruct: the row's prompt says it
         return Opening()
 

@@ -49,13 +49,13 @@ def calculate(expression: str) -> str:
     Raises:
         ToolError: it is no arithmetic, or its numbers become too large.
     """
-    written = (
+    text = (
         expression.replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**").strip().rstrip("=").strip()
     )
-    if len(written) > MOST_CHARACTERS:
+    if len(text) > MOST_CHARACTERS:
         raise ToolError(f"Error: an expression may have {MOST_CHARACTERS} characters")
     try:
-        return shown_number(_value(ast.parse(written, mode="eval").body))
+        return shown_number(_value(ast.parse(text, mode="eval").body))
     except ToolError:
         raise
     except ZeroDivisionError as error:
@@ -134,8 +134,8 @@ class Calculator(ToolEnvironment):
 
     @classmethod
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
-        of_expression = {"expression": {"type": "string", "description": "such as (12 + 34) * 5 or sqrt(2)"}}
-        return [schema("calculator", "Gives the value of an arithmetic expression.", of_expression)]
+        parameters = {"expression": {"type": "string", "description": "such as (12 + 34) * 5 or sqrt(2)"}}
+        return [schema("calculator", "Gives the value of an arithmetic expression.", parameters)]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return calculate(str(arguments.get("expression", "")))

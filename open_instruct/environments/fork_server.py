@@ -96,10 +96,10 @@ def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[s
         head, descriptors, *_ = socket.recv_fds(listening, HEAD.size, 1)
         if not descriptors:
             return
-        wanted = listening.recv(HEAD.unpack(head)[0], socket.MSG_WAITALL)
-        if wanted not in prepared:
-            prepared.add(wanted)
-            target, config = (json.loads(wanted)[key] for key in ("target", "config"))
+        request = listening.recv(HEAD.unpack(head)[0], socket.MSG_WAITALL)
+        if request not in prepared:
+            prepared.add(request)
+            target, config = (json.loads(request)[key] for key in ("target", "config"))
             if target not in loaded:
                 loaded.add(target)
                 _prepare(target)
@@ -152,10 +152,10 @@ def _live(fork_server: int, descriptor: int) -> None:
 def _arrange_descriptors(descriptor: int) -> None:
     """Keep only the socket, as descriptor 3. Standard input is empty, and what an environment prints is discarded."""
     silent = os.open(os.devnull, os.O_RDWR)
-    kept = os.dup(descriptor) if descriptor < 4 else descriptor
+    connection = os.dup(descriptor) if descriptor < 4 else descriptor
     for number in range(3):
         os.dup2(silent, number)
-    os.dup2(kept, 3, inheritable=False)
+    os.dup2(connection, 3, inheritable=False)
     os.closerange(4, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**16))
 
 
@@ -194,10 +194,10 @@ class _Service:
         except ToolError as error:
             return {"error": as_text(str(error)), "fault": MODEL}
         except BaseException as error:  # an environment may raise anything, including the `SystemExit` of `sys.exit`
-            first = first_error(error)
-            where = traceback.extract_tb(first.__traceback__)[-1:]
+            cause = first_error(error)
+            where = traceback.extract_tb(cause.__traceback__)[-1:]
             place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
-            return {"error": as_text(f"{type(first).__name__}: {first}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
+            return {"error": as_text(f"{type(cause).__name__}: {cause}{place}"[:LONGEST_ERROR]), "fault": ENVIRONMENT}
 
     def _state_after(self, action: str) -> dict[str, Any]:
         state = self._environment.dump() if self._environment is not None and action in ("reset", "step") else None

@@ -91,18 +91,18 @@ class GuessNumber(ToolEnvironment):
         return [schema("guess", "Make a guess", {"number": {"type": "integer", "description": "Your guess"}})]
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
-        drawn = random.Random(seed).randint(self._lowest, self._highest)
-        self._secret = _number_of_row(task, "number", drawn)
+        default = random.Random(seed).randint(self._lowest, self._highest)
+        self._secret = _number_of_row(task, "number", default)
         self._num_guesses, self._has_won = 0, False
         return Opening()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         self._num_guesses += 1
-        given = arguments.get("number", 0)
+        value = arguments.get("number", 0)
         try:
-            guess = int(given)
+            guess = int(value)
         except (ValueError, TypeError, OverflowError):  # JSON's 1e999 is an infinite number
-            text = f"Invalid guess: {given}. Please provide an integer."
+            text = f"Invalid guess: {value}. Please provide an integer."
             return Observation([tool_message(name, text)], -0.1, num_errors=1)
         if guess == self._secret:
             self._has_won = True
@@ -155,11 +155,11 @@ class Wordle(Environment):
 
     async def step(self, turn: Turn) -> Observation:
         self._num_turns += 1
-        found = _GUESS.findall(turn.text)
-        if not found:
+        guesses = _GUESS.findall(turn.text)
+        if not guesses:
             return self._invalid("Please submit a 5-letter word inside <guess>...</guess> tags.")
         self._num_tagged += 1
-        word = found[-1].strip()
+        word = guesses[-1].strip()
         problem = self._problem(word)
         if problem:
             return self._invalid(problem)
@@ -186,11 +186,11 @@ class Wordle(Environment):
             text = f"{feedback}Congratulations! You guessed the word correctly!"
             return Observation([user_message(text)], reward, done=True)
         reward = _partial(marks) + self._form_reward()
-        left = self._max_guesses - len(self._guesses)
-        if left <= 0:
+        num_left = self._max_guesses - len(self._guesses)
+        if num_left <= 0:
             text = f"{feedback}You used all {self._max_guesses} guesses. The word was {self._secret}."
             return Observation([user_message(text)], reward, done=True)
-        return Observation([user_message(f"{feedback}You have {left} guesses left.")], reward)
+        return Observation([user_message(f"{feedback}You have {num_left} guesses left.")], reward)
 
     def _invalid(self, reason: str) -> Observation:
         self._num_errors += 1
@@ -219,13 +219,13 @@ class Wordle(Environment):
 
 def wordle_marks(guess: str, secret: str) -> list[str]:
     """G for a letter in its place, Y for one that stands elsewhere, X for one that is not in the word, or not as often."""
-    left = [letter for letter, guessed in zip(secret, guess, strict=True) if letter != guessed]
+    letters = [letter for letter, guessed in zip(secret, guess, strict=True) if letter != guessed]
     marks = []
     for letter, guessed in zip(secret, guess, strict=True):
         if letter == guessed:
             marks.append("G")
-        elif guessed in left:
-            left.remove(guessed)
+        elif guessed in letters:
+            letters.remove(guessed)
             marks.append("Y")
         else:
             marks.append("X")
@@ -239,10 +239,10 @@ def _partial(marks: list[str]) -> float:
 @functools.cache
 def english_words() -> frozenset[str]:
     """The words of five letters in reasoning-gym's list, in lower case."""
-    found = importlib.util.find_spec("reasoning_gym")
-    assert found is not None, "reasoning-gym is installed with the project"
-    assert found.submodule_search_locations, found
-    return _words_of(Path(found.submodule_search_locations[0]) / "data" / "words3to10.txt")
+    spec = importlib.util.find_spec("reasoning_gym")
+    assert spec is not None, "reasoning-gym is installed with the project"
+    assert spec.submodule_search_locations, spec
+    return _words_of(Path(spec.submodule_search_locations[0]) / "data" / "words3to10.txt")
 
 
 def _words_of(path: str | Path) -> frozenset[str]:
@@ -292,8 +292,10 @@ class TextArena(Environment):
 
     def _news(self) -> str:
         """What the game has said since the player looked last, without the player's own words."""
-        player, said = self._own.get_observation()
-        return "\n".join(as_text(message) for sender, message, *_ in said if sender != player)  # some games say numbers
+        player, messages = self._own.get_observation()
+        return "\n".join(
+            as_text(message) for sender, message, *_ in messages if sender != player
+        )  # some games say numbers
 
     async def step(self, turn: Turn) -> Observation:
         if self._own is None:

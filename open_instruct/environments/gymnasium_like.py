@@ -70,12 +70,12 @@ class GymnasiumEnvironment(Environment):
         arguments: dict[str, Any] = {"seed": seed % 2**31}
         if options:
             arguments["options"] = options
-        begun = self._own.reset(**arguments)
-        if not isinstance(begun, tuple) or len(begun) != 2:
-            raise ValueError(f"reset must return an observation and an info, got {begun!r:.80}")
+        result = self._own.reset(**arguments)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(f"reset must return an observation and an info, got {result!r:.80}")
         self._num_steps = self._num_unreadable = 0
         self._total, self._was_truncated = 0.0, False
-        return Opening([user_message(self._shown(begun[0]))])
+        return Opening([user_message(self._shown(result[0]))])
 
     async def step(self, turn: Turn) -> Observation:
         try:
@@ -83,10 +83,10 @@ class GymnasiumEnvironment(Environment):
         except UnreadableAction as error:
             self._num_unreadable += 1
             return Observation([user_message(f"Error: {error}")], num_errors=1)
-        said = self._own.step(action)
-        if not isinstance(said, tuple) or len(said) != 5:
-            raise ValueError(f"step must return five values, as Gymnasium has it since 0.26, got {said!r:.80}")
-        observation, reward, terminated, truncated, _ = said
+        result = self._own.step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise ValueError(f"step must return five values, as Gymnasium has it since 0.26, got {result!r:.80}")
+        observation, reward, terminated, truncated, _ = result
         self._num_steps += 1
         self._total += float(reward)
         self._was_truncated = bool(truncated)
@@ -125,10 +125,10 @@ class RegisteredGymnasium(GymnasiumEnvironment):
     @classmethod
     def problem(cls, config: Mapping[str, Any]) -> str:
         try:
-            known = importlib.import_module("gymnasium").registry
+            registry = importlib.import_module("gymnasium").registry
         except ImportError:
             return "install gymnasium, which this project does not bring: pip install gymnasium"
-        return "" if config.get("id") in known else f"gymnasium has no environment {config.get('id')!r}"
+        return "" if config.get("id") in registry else f"gymnasium has no environment {config.get('id')!r}"
 
 
 def _made(**config: Any) -> Any:
@@ -162,35 +162,35 @@ def _asks_for_int(environment: Any) -> bool:
 def _of_discrete(text: str, space: Any) -> int:
     lowest = int(getattr(space, "start", 0))
     highest = lowest + int(space.n) - 1
-    expected = f"a whole number from {lowest} to {highest} in square brackets, such as [{lowest}]"
-    action = _whole_number(text, expected)
+    form = f"a whole number from {lowest} to {highest} in square brackets, such as [{lowest}]"
+    action = _whole_number(text, form)
     if not lowest <= action <= highest:
-        raise UnreadableAction(f"there is no action {action}. Say {expected}.")
+        raise UnreadableAction(f"there is no action {action}. Say {form}.")
     return action
 
 
-def _whole_number(text: str, expected: str = "a whole number in square brackets, such as [1]") -> int:
-    found = _BRACKETED.findall(text) or _NUMBER.findall(text)
-    if not found or len(found[-1]) > 18:
-        raise UnreadableAction(f"no action was found. Say {expected}.")
-    return int(found[-1])
+def _whole_number(text: str, form: str = "a whole number in square brackets, such as [1]") -> int:
+    matches = _BRACKETED.findall(text) or _NUMBER.findall(text)
+    if not matches or len(matches[-1]) > 18:
+        raise UnreadableAction(f"no action was found. Say {form}.")
+    return int(matches[-1])
 
 
 def _of_list(text: str, space: Any) -> Any:
     import numpy as np
 
-    expected = f"a list of numbers in the shape {list(space.shape)}, such as {_example(space)}"
-    found = _LIST.findall(text)
+    form = f"a list of numbers in the shape {list(space.shape)}, such as {_example(space)}"
+    matches = _LIST.findall(text)
     if len(space.shape) > 1:
-        found = [text[text.index("[[") : text.rindex("]]") + 2]] if "[[" in text and "]]" in text else []
-    if not found:
-        raise UnreadableAction(f"no action was found. Say {expected}.")
+        matches = [text[text.index("[[") : text.rindex("]]") + 2]] if "[[" in text and "]]" in text else []
+    if not matches:
+        raise UnreadableAction(f"no action was found. Say {form}.")
     try:
-        action = np.array(json.loads(found[-1]), dtype=space.dtype)
+        action = np.array(json.loads(matches[-1]), dtype=space.dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise UnreadableAction(f"{found[-1]:.80} is no list of numbers. Say {expected}.") from error
+        raise UnreadableAction(f"{matches[-1]:.80} is no list of numbers. Say {form}.") from error
     if not space.contains(action):
-        raise UnreadableAction(f"{found[-1]:.80} is no action. Say {expected}.")
+        raise UnreadableAction(f"{matches[-1]:.80} is no action. Say {form}.")
     return action
 
 

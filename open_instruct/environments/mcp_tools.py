@@ -67,12 +67,12 @@ class MCPTools(ToolEnvironment):
         """The tools that the server lists. Raises `OSError` or `ValueError` if the server does not answer."""
         only = config.get("tool_name")
         server = {key: value for key, value in config.items() if key != "tool_name"}
-        found: list[Schema] = json.loads(_discover(json.dumps(server, sort_keys=True)))
-        chosen = [described for described in found if only in (None, described["function"]["name"])]
-        if not chosen:
-            names = ", ".join(described["function"]["name"] for described in found)
+        tools: list[Schema] = json.loads(_discover(json.dumps(server, sort_keys=True)))
+        selection = [tool for tool in tools if only in (None, tool["function"]["name"])]
+        if not selection:
+            names = ", ".join(tool["function"]["name"] for tool in tools)
             raise ValueError(f"the server has no tool {only!r}; it has: {names}")
-        return chosen
+        return selection
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Any]:
@@ -106,15 +106,15 @@ class MCPTools(ToolEnvironment):
             self._session = await self._open.enter_async_context(self.connected())
         try:
             async with asyncio.timeout(self._timeout_s):
-                said = await self._session.call_tool(name, dict(arguments))
+                result = await self._session.call_tool(name, dict(arguments))
         except MCPError as error:
             if error.code != INVALID_PARAMS:
                 raise
             raise ToolError(f"Error: {error}") from error
         except TimeoutError:
             raise TimeoutError(f"no answer within {self._timeout_s:g} s (timeout in --tool_configs)") from None
-        text = "\n".join(map(_text_of, said.content)) if said.content else as_text(said.structured_content or "")
-        if said.is_error:
+        text = "\n".join(map(_text_of, result.content)) if result.content else as_text(result.structured_content or "")
+        if result.is_error:
             raise ToolError(text)
         return text
 
@@ -151,10 +151,10 @@ def _discover(config: str) -> str:
     try:
         return json.dumps(asyncio.run(ask()))
     except BaseException as error:
-        first = first_error(error)
-        if isinstance(first, KeyboardInterrupt):
+        cause = first_error(error)
+        if isinstance(cause, KeyboardInterrupt):
             raise
-        raise OSError(f"the MCP server does not answer: {type(first).__name__}: {first}") from error
+        raise OSError(f"the MCP server does not answer: {type(cause).__name__}: {cause}") from error
 
 
 def _schema_of(tool: Any) -> Schema:

@@ -62,11 +62,11 @@ class OpenEnv(Environment):
         self._receiving: asyncio.Task[None] | None = None
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Opening:
-        own = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
+        settings = {key: value for key, value in task.items() if key not in ("messages", "ground_truth")}
         while True:
             await self._connect()
             try:
-                observation, _, _ = await self._ask("reset", {"seed": seed % 2**31, **own})
+                observation, _, _ = await self._ask("reset", {"seed": seed % 2**31, **settings})
                 break
             except ServerIsFull:
                 await self.close()
@@ -110,15 +110,15 @@ class OpenEnv(Environment):
             ) from None
         if received.type is not aiohttp.WSMsgType.TEXT:
             raise RuntimeError(f"the server ended the session: {received.extra or received.type.name}")
-        said = json.loads(received.data)
-        content = said.get("data") or {}
-        if said.get("type") == "error":
-            told = content.get("message", said)
+        answer = json.loads(received.data)
+        content = answer.get("data") or {}
+        if answer.get("type") == "error":
+            message = content.get("message", answer)
             if content.get("code") == FULL:
-                raise ServerIsFull(told)
+                raise ServerIsFull(message)
             if content.get("code") == NOT_VALID:
-                raise ToolError(f"Error: {told}{_fields_of(content.get('errors'))}")
-            raise RuntimeError(f"the server says: {told}")
+                raise ToolError(f"Error: {message}{_fields_of(content.get('errors'))}")
+            raise RuntimeError(f"the server says: {message}")
         return content.get("observation"), content.get("reward"), bool(content.get("done"))
 
     async def close(self) -> None:
@@ -159,8 +159,8 @@ def _fields_of(errors: Any) -> str:
     """What is wrong with each field of an action, in the server's words."""
     if not isinstance(errors, list):
         return ""
-    told = [error for error in errors if isinstance(error, dict) and "msg" in error]
-    return "".join(f"; {'.'.join(map(str, error.get('loc', ())))}: {error['msg']}" for error in told)
+    details = [error for error in errors if isinstance(error, dict) and "msg" in error]
+    return "".join(f"; {'.'.join(map(str, error.get('loc', ())))}: {error['msg']}" for error in details)
 
 
 def text_of(observation: Any) -> str:

@@ -50,8 +50,8 @@ class OrphanReaper:
     def end(self) -> None:
         """Kill all children, and all processes that they have started."""
         deadline = time.monotonic() + KILL_S
-        while (left := _children()) and time.monotonic() < deadline:
-            _kill(left)
+        while (children := _children()) and time.monotonic() < deadline:
+            _kill(children)
             if not self._reap():
                 time.sleep(0.005)
 
@@ -59,8 +59,8 @@ class OrphanReaper:
         """Reap all children that have ended. Returns whether there were any."""
         has_ended = False
         with suppress(ChildProcessError):
-            while ended := os.waitpid(-1, os.WNOHANG)[0]:
-                self._known.discard(ended)
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                self._known.discard(pid)
                 has_ended = True
         return has_ended
 
@@ -74,11 +74,11 @@ def _kill(children: set[int]) -> None:
 def _children() -> set[int]:
     """The children of this process. Some kernels list them; on others the whole process table is read."""
     try:
-        found: set[int] = set()
+        pids: set[int] = set()
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
-                found.update(map(int, file.read().split()))
-        return found
+                pids.update(map(int, file.read().split()))
+        return pids
     except FileNotFoundError:
         me = os.getpid()
         return {pid for pid, (_, parent) in process_table().items() if parent == me}

@@ -78,8 +78,8 @@ class Lease:
         return True
 
     async def make(self, deadline_s: float) -> None:
-        made = await self._ask({"do": "make", "spec": asdict(self.spec)}, deadline_s)
-        self.is_stateless = made.get("is_stateless") is True
+        answer = await self._ask({"do": "make", "spec": asdict(self.spec)}, deadline_s)
+        self.is_stateless = answer.get("is_stateless") is True
 
     async def reset(self, task: Mapping[str, Any], seed: int, deadline_s: float) -> Opening:
         return opening_from_json(await self._ask({"do": "reset", "task": task, "seed": seed}, deadline_s))
@@ -351,9 +351,9 @@ class _ForkServer:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
-            wanted = packed({"target": spec.target, "config": spec.config})
+            request = packed({"target": spec.target, "config": spec.config})
             with theirs:
-                if socket.send_fds(self._socket, [wanted], [theirs.fileno()]) < len(wanted):
+                if socket.send_fds(self._socket, [request], [theirs.fileno()]) < len(request):
                     raise OSError("its arguments are too long")
             async with asyncio.timeout(START_S):  # the first environment of a kind also waits for its code to load
                 pid = (await receive(ours)).get("pid")
@@ -372,9 +372,9 @@ class _ForkServer:
         if self._is_ready:
             return
         async with asyncio.timeout(START_S):
-            said = await asyncio.get_running_loop().sock_recv(self._socket, 1 + LONGEST_ERROR)
-        if said[:1] == FAILED or not said:
-            raise OSError(said[1:].decode(errors="replace") or "it ended; its standard error says why")
+            answer = await asyncio.get_running_loop().sock_recv(self._socket, 1 + LONGEST_ERROR)
+        if answer[:1] == FAILED or not answer:
+            raise OSError(answer[1:].decode(errors="replace") or "it ended; its standard error says why")
         self._is_ready = True
 
     def end(self) -> None:

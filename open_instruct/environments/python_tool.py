@@ -73,8 +73,8 @@ class PythonTool(ToolEnvironment):
 
     @classmethod
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
-        of_code = {"code": {"type": "string", "description": "Python code to execute"}}
-        return [schema("python", "Executes Python code and returns printed output.", of_code)]
+        parameters = {"code": {"type": "string", "description": "Python code to execute"}}
+        return [schema("python", "Executes Python code and returns printed output.", parameters)]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         code = arguments.get("code")
@@ -119,22 +119,22 @@ class PythonTool(ToolEnvironment):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
             os.close(process)
             os.close(reading)
-            _, ended = os.waitpid(child, 0)  # killing a program that has just ended leaves its exit status as it is
-        return bytes(output), is_late, os.waitstatus_to_exitcode(ended)
+            _, status = os.waitpid(child, 0)  # killing a program that has just ended leaves its exit status as it is
+        return bytes(output), is_late, os.waitstatus_to_exitcode(status)
 
     async def _ask_server(self, code: str) -> str:
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self._timeout_s + 5.0)
-        wanted = {"code": code, "timeout": self._timeout_s}
+        request = {"code": code, "timeout": self._timeout_s}
         async with (
             aiohttp.ClientSession(timeout=limit) as session,
-            session.post(str(self._api_endpoint), json=wanted) as reply,
+            session.post(str(self._api_endpoint), json=request) as reply,
         ):
             reply.raise_for_status()
-            said = await reply.json()
-        error = said.get("error") or ""
-        text = (said.get("output") or "") + (f"\n{error}" if error else "")
+            answer = await reply.json()
+        error = answer.get("error") or ""
+        text = (answer.get("output") or "") + (f"\n{error}" if error else "")
         if error:
             raise ToolError(text)
         return text
@@ -192,16 +192,16 @@ def _execute(code: str) -> int:
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return int(bool(end.code))
-        told = f"{end.code}\n"
+        text = f"{end.code}\n"
     except BaseException as error:
-        shown = traceback.TracebackException.from_exception(error)
-        shown.stack = traceback.StackSummary.from_list(
-            [frame for frame in shown.stack if frame.filename == "<program>"]
+        trace = traceback.TracebackException.from_exception(error)
+        trace.stack = traceback.StackSummary.from_list(
+            [frame for frame in trace.stack if frame.filename == "<program>"]
         )
-        told = "".join(shown.format(chain=False))
+        text = "".join(trace.format(chain=False))
     else:
         return 0
     sys.stdout.flush()
-    sys.stderr.write(told)
+    sys.stderr.write(text)
     sys.stderr.flush()
     return 1

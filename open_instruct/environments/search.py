@@ -44,8 +44,8 @@ class Index:
             for number, count in postings:
                 length = 1.0 - B + B * self._lengths[number] / self._mean_length
                 scores[number] += rarity * count * (K1 + 1.0) / (count + K1 * length)
-        best = sorted(scores, key=lambda number: (-scores[number], number))[:num_results]
-        return [self._texts[number] for number in best]
+        numbers = sorted(scores, key=lambda number: (-scores[number], number))[:num_results]
+        return [self._texts[number] for number in numbers]
 
 
 def _words(text: str) -> list[str]:
@@ -72,8 +72,8 @@ def _text_of_line(line: str, number: int) -> str:
         raise ValueError(f"line {number} is no JSON: {error}") from error
     keys = list(row) if isinstance(row, dict) else []
     if not {"text", "contents"} & set(keys):
-        found = f"its keys are {', '.join(map(str, keys))}" if keys else f"it is {line:.80}"
-        raise ValueError(f"line {number} has neither 'text' nor 'contents'; {found}")
+        content = f"its keys are {', '.join(map(str, keys))}" if keys else f"it is {line:.80}"
+        raise ValueError(f"line {number} has neither 'text' nor 'contents'; {content}")
     return "\n".join(str(row[key]) for key in ("title", "text", "contents") if row.get(key))
 
 
@@ -114,10 +114,10 @@ class Search(ToolEnvironment):
         return _search_schema("search", "Searches a collection of texts.")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        found = self._index.search(_query(arguments), self._num_results)
-        if not found:
+        texts = self._index.search(_query(arguments), self._num_results)
+        if not texts:
             raise ToolError("Query returned no results.")
-        return "\n\n".join(found)
+        return "\n\n".join(texts)
 
 
 def _query(arguments: Mapping[str, Any]) -> str:
@@ -181,17 +181,17 @@ class SerperSearch(_Service):
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         headers = {"X-API-KEY": self._key}
-        wanted = {"q": _query(arguments), "num": self._num_results}
-        said = await self._ask("POST", self._url, json=wanted, headers=headers)
-        box = said.get("answerBox") or {}
+        params = {"q": _query(arguments), "num": self._num_results}
+        answer = await self._ask("POST", self._url, json=params, headers=headers)
+        box = answer.get("answerBox") or {}
         direct = box.get("answer") or box.get("snippet")
-        found = [f"**Direct Answer:** {direct}"] if direct else []
-        for one in (said.get("organic") or [])[: self._num_results]:
-            if one.get("snippet"):
-                found.append(f"**{one.get('title', '')}**\n{one['snippet']}\nSource: {one.get('link', '')}")
-        if not found:
+        texts = [f"**Direct Answer:** {direct}"] if direct else []
+        for result in (answer.get("organic") or [])[: self._num_results]:
+            if result.get("snippet"):
+                texts.append(f"**{result.get('title', '')}**\n{result['snippet']}\nSource: {result.get('link', '')}")
+        if not texts:
             raise ToolError("Query returned no results.")
-        return "\n\n".join(found)
+        return "\n\n".join(texts)
 
 
 @ENVIRONMENTS.register("s2_search")
@@ -205,12 +205,14 @@ class SemanticScholarSearch(_Service):
         return _search_schema("s2_search", "Searches Semantic Scholar for academic papers and citations")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        wanted = {"query": _query(arguments), "limit": self._num_results}
-        said = await self._ask("GET", self._url, params=wanted, headers={"x-api-key": self._key})
-        found = [one["snippet"]["text"] for one in said.get("data") or [] if (one.get("snippet") or {}).get("text")]
-        if not found:
+        params = {"query": _query(arguments), "limit": self._num_results}
+        answer = await self._ask("GET", self._url, params=params, headers={"x-api-key": self._key})
+        texts = [
+            paper["snippet"]["text"] for paper in answer.get("data") or [] if (paper.get("snippet") or {}).get("text")
+        ]
+        if not texts:
             raise ToolError("Query returned no results.")
-        return "\n".join(found)
+        return "\n".join(texts)
 
 
 @ENVIRONMENTS.register("jina_browse")
@@ -221,10 +223,12 @@ class JinaBrowse(_Service):
 
     @classmethod
     def schemas(cls, config: Mapping[str, Any]) -> list[Schema]:
-        of_url = {"url": {"type": "string", "description": "The URL of the webpage to fetch"}}
+        parameters = {"url": {"type": "string", "description": "The URL of the webpage to fetch"}}
         return [
             schema(
-                "jina_browse", "Fetches and converts webpage content to clean markdown using Jina Reader API", of_url
+                "jina_browse",
+                "Fetches and converts webpage content to clean markdown using Jina Reader API",
+                parameters,
             )
         ]
 
@@ -233,9 +237,9 @@ class JinaBrowse(_Service):
         if not isinstance(url, str) or not url.strip():
             raise ToolError("Empty URL. Please provide a URL to fetch.")
         headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json", "X-Return-Format": "markdown"}
-        said = await self._ask("GET", f"{self._url}/{urllib.parse.quote(url.strip(), safe=':/')}", headers=headers)
-        if said.get("code") != 200:
-            raise ToolError(f"Jina API error: {said.get('message', 'Unknown error')}")
-        page = said.get("data") or {}
+        answer = await self._ask("GET", f"{self._url}/{urllib.parse.quote(url.strip(), safe=':/')}", headers=headers)
+        if answer.get("code") != 200:
+            raise ToolError(f"Jina API error: {answer.get('message', 'Unknown error')}")
+        page = answer.get("data") or {}
         content = str(page.get("content") or "")
         return f"# {page['title']}\n\n{content}" if page.get("title") and content else content

@@ -39,10 +39,10 @@ class Slots:
             leaves: slots that must stay free, because the caller will need this many more before it gives `number` back.
             keeps_others: the caller already keeps slots, which it gives back only after it got this one, and left one free.
         """
-        wanted = number + leaves
-        assert 0 < number <= wanted <= self.limit, f"{wanted} slots, and there are {self.limit}"
-        assert not keeps_others or wanted == 1, "what is kept is taken at once"
-        waiter = _Waiter(number, wanted, asyncio.get_running_loop().create_future())
+        total = number + leaves
+        assert 0 < number <= total <= self.limit, f"{total} slots, and there are {self.limit}"
+        assert not keeps_others or total == 1, "what is kept is taken at once"
+        waiter = _Waiter(number, total, asyncio.get_running_loop().create_future())
         (self._of_keepers if keeps_others else self._of_others).append(waiter)
         self._grant()
         try:
