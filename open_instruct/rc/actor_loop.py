@@ -90,14 +90,14 @@ class RCActorLoop:
         model: ServedModel,
         stream: StreamWriter,
         statistics: RolloutStatistics,
-        done: set[str],
+        trajectory_ids: set[str],
     ) -> None:
         self._phase = phase
         self._options = options
         self._model = model
         self._stream = stream
         self._statistics = statistics
-        self._waiting = (state for state in phase.states() if state.trajectory_id not in done)
+        self._waiting = (state for state in phase.states() if state.trajectory_id not in trajectory_ids)
         self._next: InferenceProblemState | None = next(self._waiting, None)
         self._num_sentinels = options.actor.rollout_workers
         self.started_at: float | None = None
@@ -131,10 +131,10 @@ class RCActorLoop:
         tracker = self._make_tracker()
         listener = logging.handlers.QueueListener(self._log_queue, _ToLoggers())
         listener.start()
-        first = self._statistics.num_done
+        first_step = self._statistics.num_done
         try:
             self._start_workers()
-            with ProgressLine(self._phase.num_trajectories, first_step=first, unit="trajectory") as line:
+            with ProgressLine(self._phase.num_trajectories, first_step=first_step, unit="trajectory") as line:
                 for result in self._results():
                     self._num_out -= 1
                     self._publish(result)

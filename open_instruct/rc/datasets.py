@@ -34,17 +34,17 @@ def load_datasets(dataset_names: Sequence[str | Mapping[str, Any]], seed: int = 
     """
     mistakes = Mistakes()
     problems: list[Problem] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     for entry in dataset_names:
         name, split = _name_and_split(entry, mistakes)
-        if name in seen:
+        if name in names:
             mistakes.add(f"{name}: named twice. Name it once, and raise `attempts` to work on its problems again.")
         elif name:
-            seen.add(name)
+            names.add(name)
             problems += _problems(name, split, mistakes)
     mistakes.raise_any()
     if not problems:
-        raise DatasetError(f"{', '.join(seen) or 'dataset names'}: no problems there. Name a data set that has some.")
+        raise DatasetError(f"{', '.join(names) or 'dataset names'}: no problems there. Name a data set that has some.")
     return problems
 
 
@@ -54,26 +54,26 @@ def _name_and_split(entry: str | Mapping[str, Any], mistakes: Mistakes) -> tuple
     unknown = ", ".join(str(key) for key in entry if key not in ENTRY_KEYS)
     name = entry.get("hub_id")
     if unknown or not isinstance(name, str) or not name:
-        what = f"an entry has no key {unknown}" if unknown else "the entry lacks hub_id"
-        mistakes.add(f"{dict(entry)}: {what}. Write hub_id and, where needed, config, split and trust_remote_code.")
+        problem = f"an entry has no key {unknown}" if unknown else "the entry lacks hub_id"
+        mistakes.add(f"{dict(entry)}: {problem}. Write hub_id and, where needed, config, split and trust_remote_code.")
         return "", ""
     config = entry.get("config")
     return name if config is None else f"{name}{CONFIG_MARK}{config}", str(entry.get("split") or "train")
 
 
 def _problems(name: str, split: str, mistakes: Mistakes) -> Iterator[Problem]:
-    known = verifier_names()
+    verifiers = verifier_names()
     try:
         for number, row in enumerate(iter_rows(name, split, None, None)):
             try:
-                yield _to_problem(row, name, split, number, known)
+                yield _to_problem(row, name, split, number, verifiers)
             except ValueError as error:
                 mistakes.add(f"{name} {row.place}: {error}")
     except SourceError as error:
         mistakes.add(f"{name}: {error}")
 
 
-def _to_problem(row: RawRow, name: str, split: str, number: int, known: Sequence[str]) -> Problem:
+def _to_problem(row: RawRow, name: str, split: str, number: int, verifiers: Sequence[str]) -> Problem:
     """A row as a problem.
 
     Raises:
@@ -82,7 +82,7 @@ def _to_problem(row: RawRow, name: str, split: str, number: int, known: Sequence
     if row.problem:
         raise ValueError(row.problem)
     text = _question(row.values)
-    verifier, ground_truth = _answer(row.values, known)
+    verifier, ground_truth = _answer(row.values, verifiers)
     check_ground_truth(verifier, ground_truth)
     dataset = name.partition("?")[0] if is_reasoning_gym(name) else name
     place = f"{source_name(name, split)} {row.place}"
@@ -92,22 +92,24 @@ def _to_problem(row: RawRow, name: str, split: str, number: int, known: Sequence
 def _question(values: Mapping[str, Any]) -> str:
     messages = values.get("messages")
     if isinstance(messages, list):
-        said = [part.get("content") for part in messages if isinstance(part, Mapping) and part.get("role") == "user"]
-        text = said[-1] if said else None
+        contents = [
+            part.get("content") for part in messages if isinstance(part, Mapping) and part.get("role") == "user"
+        ]
+        text = contents[-1] if contents else None
     else:
         text = next((values[key] for key in ("problem", "question", "task") if values.get(key)), None)
     if not isinstance(text, str) or not text.strip():
-        there = ", ".join(values) or "nothing"
-        raise ValueError(f"no problem in it: one of problem, question, task or messages. It has: {there}")
+        columns = ", ".join(values) or "nothing"
+        raise ValueError(f"no problem in it: one of problem, question, task or messages. It has: {columns}")
     text.encode()  # half a surrogate pair raises UnicodeEncodeError, which is a ValueError
     return text
 
 
-def _answer(values: Mapping[str, Any], known: Sequence[str]) -> tuple[str, object]:
+def _answer(values: Mapping[str, Any], verifiers: Sequence[str]) -> tuple[str, object]:
     """Name of the verifier, and the ground truth."""
     named = _one_of(values.get("dataset"))
     label = next((values[key] for key in ("ground_truth", "answer") if values.get(key) not in (None, "")), None)
-    if isinstance(named, str) and verifier_name(named, known) is not None and label is not None:
+    if isinstance(named, str) and verifier_name(named, verifiers) is not None and label is not None:
         return named, label
     answer = single_label(label) if label is not None else None
     if answer is not None and GSM8K_MARK in answer:

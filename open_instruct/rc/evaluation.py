@@ -111,20 +111,20 @@ def _right_in_any_cycle(trajectory: Trajectory) -> bool:
 def _majority_is_right(trajectories: Sequence[Trajectory]) -> bool:
     """Whether the most frequent final answer is right. Among equally frequent answers, the one that comes first in the order of
     the trajectories' ids wins. Trajectories without an answer have no vote."""
-    last = [_reasoning(trajectory)[-1] for trajectory in trajectories]
-    votes = Counter(answer for turn in last if (answer := stated_answer(turn.text)) is not None)
+    turns = [_reasoning(trajectory)[-1] for trajectory in trajectories]
+    votes = Counter(answer for turn in turns if (answer := stated_answer(turn.text)) is not None)
     if not votes:
         return False
     (winner, _), *_ = votes.most_common(1)
-    return any(_right(turn) for turn in last if stated_answer(turn.text) == winner)
+    return any(_right(turn) for turn in turns if stated_answer(turn.text) == winner)
 
 
 def stated_answer(raw: str) -> str | None:
     """The answer of a reasoning turn: in answer tags, else in a box, else the last number; None if there is no answer."""
-    said = answer_of(raw)
-    for found in (extract_answer(said), boxed_answer(said), last_number(said)):
-        if found is not None:
-            return str(found)
+    answer = answer_of(raw)
+    for value in (extract_answer(answer), boxed_answer(answer), last_number(answer)):
+        if value is not None:
+            return str(value)
     return None
 
 
@@ -167,8 +167,6 @@ def format_comparison(measures: Mapping[str, Any]) -> str:
     head = ("tokens", "by cycle", "one long turn")
     columns = (measures["budget_by_cycle"], measures["accuracy_by_cycle"], measures["one_long_turn_by_budget"])
     rows = [(f"{budget:,}", f"{cycle:.1%}", f"{turn:.1%}") for budget, cycle, turn in zip(*columns, strict=False)]
-    cut = measures["one_long_turns_cut_by_context"]
-    note = (
-        f"{cut} of {measures['one_long_turns']} long turns were cut by the context before they had spent these tokens"
-    )
-    return "\n".join([format_table([head, *rows], ">>>"), *([note] if cut else [])])
+    num_cut = measures["one_long_turns_cut_by_context"]
+    note = f"{num_cut} of {measures['one_long_turns']} long turns were cut by the context before they had spent these tokens"
+    return "\n".join([format_table([head, *rows], ">>>"), *([note] if num_cut else [])])

@@ -241,16 +241,16 @@ def _with_templates(config: Mapping[str, Any], mistakes: list[str]) -> Mapping[s
     actor = config.get("actor")
     if not isinstance(actor, Mapping):
         return config
-    read = dict(actor)
+    section = dict(actor)
     for name in TEMPLATES:
         template = actor.get(name)
         if isinstance(template, str) and template.startswith(FILE_PREFIX):
             try:
-                read[name] = read_template(template)
+                section[name] = read_template(template)
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", error)
                 mistakes.append(f"actor.{name} {template}: it cannot be read ({reason}). Check the path.")
-    return {**config, "actor": read}
+    return {**config, "actor": section}
 
 
 def _read_section(cls: type[Section], values: Any, name: str, mistakes: list[str]) -> Section | None:
@@ -265,10 +265,10 @@ def _read_section(cls: type[Section], values: Any, name: str, mistakes: list[str
         for key in values or {}
         if str(key) not in fields_of
     ]
-    written = {key: value for key, value in (values or {}).items() if key in fields_of and value is not None}
+    settings = {key: value for key, value in (values or {}).items() if key in fields_of and value is not None}
     validators = [lambda options: VALIDATORS.get(cls, _no_mistakes)(options)]
     try:
-        return make_config(cls, written, validators=validators, mistakes=unknown)  # type: ignore[type-var]
+        return make_config(cls, settings, validators=validators, mistakes=unknown)  # type: ignore[type-var]
     except UsageError as error:
         mistakes += [in_terms_of_the_file(mistake, lambda option: prefix + option) for mistake in error.mistakes]
         return None
@@ -405,11 +405,11 @@ def _mistakes_between_sections(options: RCOptions) -> Iterator[str]:
             required_of_summaries(options.actor.summarization_style),
         ),
     }
-    for name, (known, needed) in required.items():
+    for name, (fields, needed) in required.items():
         template = getattr(options.actor, name)
         if template.startswith(FILE_PREFIX):  # the file could not be read, which has been reported
             continue
-        for mistake in template_mistakes(template, known=known, required=needed):
+        for mistake in template_mistakes(template, fields=fields, required=needed):
             yield f"actor.{name}: {mistake}"
 
 

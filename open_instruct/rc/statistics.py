@@ -76,14 +76,14 @@ class Throughput:
 
     def rates(self) -> dict[str, float]:
         """Per second of wall time; 0 before the first arrival."""
-        (first, _, _), *arrived = self._arrivals
-        elapsed = arrived[-1][0] - first if arrived else 0.0
+        (start, _, _), *arrivals = self._arrivals
+        elapsed = arrivals[-1][0] - start if arrivals else 0.0
         if elapsed <= 0:
             return {"trajectories_per_second": 0.0, "turns_per_second": 0.0, "tokens_per_second": 0.0}
         return {
-            "trajectories_per_second": len(arrived) / elapsed,
-            "turns_per_second": sum(turns for _, turns, _ in arrived) / elapsed,
-            "tokens_per_second": sum(tokens for _, _, tokens in arrived) / elapsed,
+            "trajectories_per_second": len(arrivals) / elapsed,
+            "turns_per_second": sum(turns for _, turns, _ in arrivals) / elapsed,
+            "tokens_per_second": sum(tokens for _, _, tokens in arrivals) / elapsed,
         }
 
 

@@ -147,8 +147,8 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 def _parse(line: bytes, end: int) -> _Line:
     if not line.endswith(b"\n"):
-        begun = line.rstrip(b"\0")[: len(_BEGINNING)]
-        return _Line(None, 0, end, is_torn=_BEGINNING.startswith(begun))
+        beginning = line.rstrip(b"\0")[: len(_BEGINNING)]
+        return _Line(None, 0, end, is_torn=_BEGINNING.startswith(beginning))
     try:
         values = json.loads(line)
         num_turns = values[NUM_TURNS]

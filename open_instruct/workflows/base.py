@@ -409,5 +409,5 @@ class WorkflowSpec:
 def identity_options(name: str) -> list[str]:
     """Options of a workflow that a resumed run must not change."""
     entry = WORKFLOWS[name]
-    own = entry.value.identity_options
-    return list(own) if own is not None else [option.name for option in fields(entry.options)]
+    names = entry.value.identity_options
+    return list(names) if names is not None else [option.name for option in fields(entry.options)]

@@ -94,8 +94,8 @@ class _Watched(Awaitable[Result]):
         while True:
             try:
                 waited_for = self._step(error)
-            except StopIteration as done:
-                return done.value
+            except StopIteration as end:
+                return end.value
             try:
                 yield waited_for
                 error = None
@@ -106,7 +106,7 @@ class _Watched(Awaitable[Result]):
                 error = raised
 
     def _step(self, error: BaseException | None) -> Any:
-        drawn = _numpy_position()
+        position = _numpy_position()
         refused: list[EffectOutsideContext] = []
         profile = sys.getprofile()
         sys.setprofile(partial(_refuse_effects, refused))
@@ -116,7 +116,8 @@ class _Watched(Awaitable[Result]):
             sys.setprofile(profile)
             if refused:  # raise it again, because the rollout's own code may have caught it in a broad `except`
                 raise refused[0]
-            if drawn != _numpy_position():  # the profile function sees only builtins, which numpy's generators are not
+            # the profile function sees only builtins, which numpy's generators are not
+            if position != _numpy_position():
                 raise EffectOutsideContext(f"{self._coroutine.__qualname__} draws from numpy.random; {CURE}")
 
 
@@ -127,8 +128,8 @@ def _numpy_position() -> int:
     return np.random.get_state(legacy=False)["state"]["pos"]  # type: ignore[call-overload,index]
 
 
-def _refuse_effects(refused: list[EffectOutsideContext], frame: FrameType, event: str, called: Any) -> None:
-    if event != "c_call" or not _is_effect(called):
+def _refuse_effects(refused: list[EffectOutsideContext], frame: FrameType, event: str, function: Any) -> None:
+    if event != "c_call" or not _is_effect(function):
         return
     caller: FrameType | None = frame
     while caller is not None:
@@ -137,19 +138,19 @@ def _refuse_effects(refused: list[EffectOutsideContext], frame: FrameType, event
             return
         caller = caller.f_back
     where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    refused.append(EffectOutsideContext(f"{where} calls {called.__qualname__}; {CURE}"))
+    refused.append(EffectOutsideContext(f"{where} calls {function.__qualname__}; {CURE}"))
     raise refused[-1]
 
 
-def _is_effect(called: Any) -> bool:
-    owner = getattr(called, "__self__", None)
+def _is_effect(function: Any) -> bool:
+    owner = getattr(function, "__self__", None)
     if owner is random._inst or isinstance(owner, random.SystemRandom):  # type: ignore[attr-defined]
         return True
     if isinstance(owner, type) and issubclass(owner, datetime.date):
-        return called.__name__ in NOW
+        return function.__name__ in NOW
     if isinstance(owner, socket.socket):
-        return called.__name__ == "connect"
+        return function.__name__ == "connect"
     try:
-        return called in FORBIDDEN
+        return function in FORBIDDEN
     except TypeError:  # a method of an object that is not hashable
         return False

@@ -97,20 +97,20 @@ class ToolTime:
         self._changed_at = 0.0
 
     @contextmanager
-    def during(self, what: Literal["call", "request"]) -> Iterator[None]:
-        self._count(what, 1)
+    def during(self, kind: Literal["call", "request"]) -> Iterator[None]:
+        self._count(kind, 1)
         try:
             yield
         finally:
-            self._count(what, -1)
+            self._count(kind, -1)
 
-    def _count(self, what: str, by: int) -> None:
+    def _count(self, kind: str, by: int) -> None:
         with allowed():
             now = time.monotonic()
         if self._under_way["call"] and not self._under_way["request"]:
             self.seconds += now - self._changed_at
         self._changed_at = now
-        self._under_way[what] += by
+        self._under_way[kind] += by
 
 
 class EngineContext(Context):
@@ -385,8 +385,10 @@ def check_samples(samples: Sequence[Any]) -> None:
             if name == "loss_mask" and values is None:
                 continue
             if not (isinstance(values, np.ndarray) and values.ndim == 1 and np.issubdtype(values.dtype, kind)):
-                what = f"array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
-                raise TypeError(f"{where}: {name} is {what}: it must be an array of one dimension of {kind.__name__}")
+                description = f"array of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+                raise TypeError(
+                    f"{where}: {name} is {description}: it must be an array of one dimension of {kind.__name__}"
+                )
         lengths = {"logprobs": len(sample.logprobs), "version_spans": sum(length for _, length in sample.version_spans)}
         if sample.loss_mask is not None:
             lengths["loss_mask"] = len(sample.loss_mask)
@@ -401,8 +403,10 @@ def check_samples(samples: Sequence[Any]) -> None:
 def _place_in(cls: type[Any], error: BaseException) -> str:
     """File and line where the error was raised. If the traceback passes through the class's own file, the line there."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == getattr(sys.modules.get(cls.__module__), "__file__", None)]
-    return "".join(f" ({frame.filename}:{frame.lineno})" for frame in (own or frames)[-1:])
+    own_frames = [
+        frame for frame in frames if frame.filename == getattr(sys.modules.get(cls.__module__), "__file__", None)
+    ]
+    return "".join(f" ({frame.filename}:{frame.lineno})" for frame in (own_frames or frames)[-1:])
 
 
 async def _cancel_all() -> None:

@@ -107,7 +107,7 @@ def mistake_of(calls: list[ToolCall], malformed: Malformed) -> str:
 def first_mark(form: CallForm) -> str:
     """The beginning of a call, as a text may mention it."""
     head = form.call.partition("NAME")[0].partition("{")[0].strip()
-    return head or ("guess(50)" if form.written == "python" else "")
+    return head or ("guess(50)" if form.syntax == "python" else "")
 
 
 @pytest.mark.parametrize("name", named(list(FORMS)))
@@ -155,7 +155,7 @@ def test_parsers_that_read_a_mark_in_arguments_are_believed(name: str) -> None:
 def test_an_answer_that_mentions_a_mark_is_an_answer(name: str) -> None:
     form = FORMS[name]
     written = re.search(form.begin.replace("NAMES", "guess"), form.example("guess", {}))
-    mark = "guess()" if form.written == "python" else "" if not written or "{" in written[0] else written[0]
+    mark = "guess()" if form.syntax == "python" else "" if not written or "{" in written[0] else written[0]
     for turn in (
         f"The answer is 4 (no {mark} needed).",
         f"I will not write {mark} now.",

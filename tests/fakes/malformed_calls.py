@@ -25,7 +25,7 @@ class Malformed:
 
 def malformed_calls(form: CallForm) -> Iterator[Malformed]:
     """The ways to write `guess(number=50)` or `note(text="a\\nb")` wrongly that the form has."""
-    call, is_json = form.example("guess", GUESS), form.written == "json"
+    call, is_json = form.example("guess", GUESS), form.syntax == "json"
     written = json.dumps(GUESS)
     meant = (("guess", GUESS),)
     if is_json:
@@ -35,7 +35,7 @@ def malformed_calls(form: CallForm) -> Iterator[Malformed]:
             yield Malformed(kind, call.replace(written, value), (("guess", {}) if kind == "null" else meant[0],))
         yield Malformed("no arguments", call.replace(written, "").replace(', "arguments": ', ""), (("guess", {}),))
     else:
-        closing = ")" if form.written == "python" else form.end
+        closing = ")" if form.syntax == "python" else form.end
         yield Malformed("missing end", call.replace(closing, ""), ())
         yield Malformed("no arguments", form.example("guess", {}), (("guess", {}),))
         for kind, values in (

@@ -199,7 +199,7 @@ def test_what_cannot_be_done_is_refused_in_words() -> None:
         model="m",
     )
     assert read.messages == [{"role": "user", "content": "ab\ufffd"}]
-    assert read.asked.stop == ("x",)
+    assert read.wishes.stop == ("x",)
 
 
 KEEPS_THOUGHTS_TO_THE_LAST_QUESTION = (  # as Qwen3 has it

@@ -263,7 +263,7 @@ def test_whatever_stands_in_a_request_for_tokens_it_is_refused_or_read() -> None
 
     def answer(body: Any) -> None:
         request = generate_request(body, SAMPLING, model="m", vocab_size=5)
-        cut_behind(said, request.asked.stop_token_ids)
+        cut_behind(said, request.wishes.stop_token_ids)
 
     assert set(outcomes(answer, GENERATE)) == {200, 400, 404}
 

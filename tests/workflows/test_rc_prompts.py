@@ -79,7 +79,7 @@ def test_known_fields_alone_are_replaced_and_once() -> None:
     ],
 )
 def test_mistakes_in_a_template(template: str, told: list[str]) -> None:
-    found = template_mistakes(template, known=REASONING_FIELDS, required=REASONING_FIELDS)
+    found = template_mistakes(template, fields=REASONING_FIELDS, required=REASONING_FIELDS)
     assert len(found) == len(told)
     assert all(part in mistake for part, mistake in zip(told, found, strict=True))
 

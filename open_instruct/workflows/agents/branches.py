@@ -71,40 +71,41 @@ class Branches:
     def begun_by(self, token_ids: Sequence[int]) -> Branch | None:
         """The longest sample whose tokens are a prefix of `token_ids`; None if there is none."""
         ids = np.asarray(token_ids, np.int32)
-        found, longest = None, 0
+        prefix, longest = None, 0
         for branch in self.all:
-            known = branch.ledger.token_ids
-            is_better = longest < len(known) or (longest == len(known) and found is not None and found.is_busy)
-            if is_better and len(known) <= len(ids) and np.array_equal(known, ids[: len(known)]):
-                found, longest = branch, len(known)
-        return found
+            tokens = branch.ledger.token_ids
+            is_better = longest < len(tokens) or (longest == len(tokens) and prefix is not None and prefix.is_busy)
+            if is_better and len(tokens) <= len(ids) and np.array_equal(tokens, ids[: len(tokens)]):
+                prefix, longest = branch, len(tokens)
+        return prefix
 
     def grow(
-        self, branch: Branch | None, token_ids: Sequence[int], said: Completion, *, number: int, talk: Talk | None
+        self, branch: Branch | None, token_ids: Sequence[int], completion: Completion, *, number: int, talk: Talk | None
     ) -> Grown:
         """Add what the policy said to the prompt `token_ids`, which begins with the tokens of `branch` if there is one."""
         before = None if branch is None else copy.copy(branch)
-        is_copy = branch is not None and all(branch is not known for known in self.all)
+        is_copy = branch is not None and all(branch is not sibling for sibling in self.all)
         if branch is None:
             branch = Branch(Ledger(token_ids))
-        if all(branch is not known for known in self.all):
+        if all(branch is not sibling for sibling in self.all):
             self.all.append(branch)
         ledger = copy.copy(branch.ledger)
         ledger.spans = list(ledger.spans)
         if before is not None:
             ledger.inserted(list(token_ids)[len(ledger.token_ids) :])
-        ledger.sampled(said)
-        branch.ledger, branch.talk, branch.finish_reason, branch.last_request = ledger, talk, said.finish_reason, number
+        ledger.sampled(completion)
+        branch.ledger, branch.talk = ledger, talk
+        branch.finish_reason, branch.last_request = completion.finish_reason, number
         return Grown(branch, before, is_copy)
 
-    def take_back(self, grown: Grown, number: int) -> None:
+    def take_back(self, growth: Grown, number: int) -> None:
         """Undo `grow`. The program never received the reply to request `number`, so nothing that it does depends on it."""
-        if grown.branch.is_busy or grown.branch.last_request != number:
+        if growth.branch.is_busy or growth.branch.last_request != number:
             return
-        if grown.before is None or grown.is_copy:
-            self.all.remove(grown.branch)
+        if growth.before is None or growth.is_copy:
+            self.all.remove(growth.branch)
         else:
-            vars(grown.branch).update(vars(grown.before), is_busy=False)
+            vars(growth.branch).update(vars(growth.before), is_busy=False)
 
     def samples(self, *, finish_reason: str | None, reward: float | None) -> list[Sample]:
         """All samples. The sample of the last request comes last, and only this sample is judged.
@@ -112,29 +113,29 @@ class Branches:
         Args:
             finish_reason: finish reason of the last sample; None takes the reason for which its last turn ended.
         """
-        grown = sorted(self._separate(), key=lambda branch: branch.last_request)
+        branches = sorted(self._separate(), key=lambda branch: branch.last_request)
         return [
             branch.ledger.sample(
-                finish_reason=finish_reason or branch.finish_reason if branch is grown[-1] else "stop",
-                goes_on=branch is not grown[-1],
+                finish_reason=finish_reason or branch.finish_reason if branch is branches[-1] else "stop",
+                goes_on=branch is not branches[-1],
                 environment_reward=reward,
             )
-            for branch in grown
+            for branch in branches
         ]
 
     def _separate(self) -> list[Branch]:
         """The samples without what they have in common, which is trained on once. A sample that another one continues is left
         out; of two samples that go on differently, the later one has the common part in its prompt."""
         longest_first = sorted(self.all, key=lambda branch: (-len(branch.ledger.spans), branch.last_request))
-        kept: list[Branch] = []
-        seen: set[int] = set()
+        branches: list[Branch] = []
+        span_ids: set[int] = set()
         for branch in longest_first:
             spans = branch.ledger.spans
-            num_common = sum(id(span) in seen for span in spans)
+            num_common = sum(id(span) in span_ids for span in spans)
             if num_common == len(spans):
                 continue
             while num_common < len(spans) and not spans[num_common].is_sampled:
                 num_common += 1
-            seen.update(map(id, spans))
-            kept.append(branch if not num_common else replace(branch, ledger=branch.ledger.behind(num_common)))
-        return kept
+            span_ids.update(map(id, spans))
+            branches.append(branch if not num_common else replace(branch, ledger=branch.ledger.behind(num_common)))
+        return branches

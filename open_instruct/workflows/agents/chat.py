@@ -10,7 +10,7 @@ from open_instruct.chat_codec import ChatCodec
 from open_instruct.data_types import Completion
 from open_instruct.environments.base import ToolCall
 from open_instruct.workflows.agents.branches import Branch, Talk
-from open_instruct.workflows.agents.protocol import Asked, ChatRequest, Refused, cleaned
+from open_instruct.workflows.agents.protocol import ChatRequest, Refused, Wishes, cleaned
 from open_instruct.workflows.conversations.bridge import MAY_BE_LEFT_OUT, Bridge, CannotBridge, is_shown
 from open_instruct.workflows.conversations.tool_parsers import ToolParser, VllmParsers, tool_parser
 
@@ -25,11 +25,11 @@ class Chat:
         of_vllm: makes vLLM's parsers.
     """
 
-    def __init__(self, codec: ChatCodec, bridge: Bridge, parser_type: str, of_vllm: VllmParsers) -> None:
+    def __init__(self, codec: ChatCodec, bridge: Bridge, parser_type: str, vllm_parsers: VllmParsers) -> None:
         self._codec = codec
         self._bridge = bridge
         self._parser_type = parser_type
-        self._of_vllm = of_vllm
+        self._vllm_parsers = vllm_parsers
         self._parsers: dict[str, ToolParser] = {}
         self._said: dict[str, str] = {}
         """Maps the key of a message, in any of its wordings, to the model's turn with control tokens."""
@@ -44,8 +44,8 @@ class Chat:
         """
         if (branch := self._going_on(request, branches)) is not None:
             assert branch.talk is not None
-            following = request.messages[len(branch.talk.messages) :]
-            suffix = self._suffix(branch.talk, following, request)
+            additions = request.messages[len(branch.talk.messages) :]
+            suffix = self._suffix(branch.talk, additions, request)
             if suffix is not None:
                 return branch, [*branch.ledger.token_ids.tolist(), *suffix]
         return None, self._rendered(request)
@@ -54,14 +54,14 @@ class Chat:
         """Texts after which the model waits for the answer to a tool call."""
         return self._parser(request.tools).stop if self._parses(request) else ()
 
-    def answered(self, request: ChatRequest, said: Completion, number: int) -> tuple[Message, Talk]:
+    def answered(self, request: ChatRequest, completion: Completion, number: int) -> tuple[Message, Talk]:
         """What the model said, as a message for the program, and the conversation including this message."""
-        token_ids = said.token_ids.tolist()
+        token_ids = completion.token_ids.tolist()
         turn = self._bridge.read_turn(token_ids)
         raw = turn.raw
         if turn.ending:
             token_ids.pop()
-        wordings = self._wordings_of(token_ids, request.asked)
+        wordings = self._wordings_of(token_ids, request.wishes)
         message: Message = {"role": "assistant", "content": next(iter(wordings))}
         calls = self._parser(request.tools).calls(raw) if self._parses(request) else []
         if calls:
@@ -76,68 +76,68 @@ class Chat:
         self._remember(message, wordings)
         return message, Talk([*request.messages, message], request.tools, turn.ending)
 
-    def spellings(self, said: Completion) -> list[str]:
-        return [self._codec.decode_all([token_id]) for token_id in said.token_ids.tolist()]
+    def spellings(self, completion: Completion) -> list[str]:
+        return [self._codec.decode_all([token_id]) for token_id in completion.token_ids.tolist()]
 
-    def _wordings_of(self, token_ids: list[int], asked: Asked) -> dict[str, str]:
+    def _wordings_of(self, token_ids: list[int], wishes: Wishes) -> dict[str, str]:
         """The texts under which a program may send the model's turn back, each mapped to the same text with control tokens.
 
         The program receives the first text. It lacks the stop string or stop token unless the program asked for it. The other
         texts include it, or everything that the last token holds.
         """
-        stopped = bool(token_ids) and token_ids[-1] in asked.stop_token_ids
+        stopped = bool(token_ids) and token_ids[-1] in wishes.stop_token_ids
         cuts = [(token_ids[:-1] if stopped else token_ids, False), (token_ids, True)]
         wordings = {}
-        for ids, keeps in sorted(cuts, key=lambda cut: cut[1] != asked.keeps_stop):
-            text, raw = self._cut(ids, asked.stop, keeps=keeps)
+        for ids, keeps in sorted(cuts, key=lambda cut: cut[1] != wishes.keeps_stop):
+            text, raw = self._cut(ids, wishes.stop, keeps=keeps)
             wordings[text] = raw
         return wordings | {self._codec.decode(token_ids): self._codec.decode_all(token_ids)}
 
     def _cut(self, token_ids: list[int], stop: Sequence[str], *, keeps: bool) -> tuple[str, str]:
         """The tokens up to the stop string, as text without and with control tokens. The stop string may spell control tokens."""
-        whole = self._codec.decode_all(token_ids)
-        raw = cut_at(whole, stop, keeps=keeps)
-        if raw == whole:
+        text = self._codec.decode_all(token_ids)
+        raw = cut_at(text, stop, keeps=keeps)
+        if raw == text:
             return self._codec.decode(token_ids), raw
         num_whole = bisect_right(
             range(len(token_ids)), len(raw), key=lambda n: len(self._codec.decode_all(token_ids[: n + 1]))
         )
-        begun = raw[len(self._codec.decode_all(token_ids[:num_whole])) :]
+        beginning = raw[len(self._codec.decode_all(token_ids[:num_whole])) :]
         is_control = bool(self._codec.control_token(token_ids[num_whole]))
-        return self._codec.decode(token_ids[:num_whole]) + ("" if is_control else begun), raw
+        return self._codec.decode(token_ids[:num_whole]) + ("" if is_control else beginning), raw
 
     def _remember(self, message: Message, wordings: Mapping[str, str]) -> None:
-        own = self._wordings.setdefault(_key(message), set())
+        keys = self._wordings.setdefault(_key(message), set())
         self._said[_key(message)] = wordings[message["content"]]
         for text, raw in wordings.items():
             key = _key({**message, "content": text})
             self._said.setdefault(key, raw)  # keep the entry of another turn that said exactly this
-            own.add(key)
+            keys.add(key)
 
     def _going_on(self, request: ChatRequest, branches: Sequence[Branch]) -> Branch | None:
         """The longest sample whose messages are a prefix of the request's. Of equally long ones, one with the same wordings,
         and one that no other request is continuing."""
-        asked = [_key(message) for message in request.messages]
-        found: Branch | None = None
-        best = (0, False, False)
+        wordings = [_key(message) for message in request.messages]
+        prefix: Branch | None = None
+        best_rank = (0, False, False)
         for branch in branches:
             if branch.talk is None or branch.talk.tools != request.tools:
                 continue
-            known = [_key(message) for message in branch.talk.messages]
-            rank = (len(known), known == asked[: len(known)], not branch.is_busy)
-            if best < rank and len(known) < len(asked) and all(map(self._is_same, known, asked)):
-                found, best = branch, rank
-        return found
+            keys = [_key(message) for message in branch.talk.messages]
+            rank = (len(keys), keys == wordings[: len(keys)], not branch.is_busy)
+            if best_rank < rank and len(keys) < len(wordings) and all(map(self._is_same, keys, wordings)):
+                prefix, best_rank = branch, rank
+        return prefix
 
-    def _is_same(self, known: str, asked: str) -> bool:
-        return known == asked or asked in self._wordings.get(known, ())
+    def _is_same(self, key: str, wording: str) -> bool:
+        return key == wording or wording in self._wordings.get(key, ())
 
-    def _suffix(self, talk: Talk, following: Sequence[Message], request: ChatRequest) -> list[int] | None:
+    def _suffix(self, talk: Talk, additions: Sequence[Message], request: ChatRequest) -> list[int] | None:
         """Token ids between what the model said and its next turn; None if the template cannot produce them."""
-        roles = {message["role"] for message in following}
+        roles = {message["role"] for message in additions}
         if "assistant" in roles:
             return None
-        messages = self._named(request.messages)[-len(following) :]
+        messages = self._named(request.messages)[-len(additions) :]
         if roles == {"tool"} and not talk.ending and self._parses(request):
             parser = self._parser(request.tools)
             if parser.in_own_turn:
@@ -152,24 +152,24 @@ class Chat:
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template gets them. Only the model's own messages may contain control tokens."""
-        shown = []
+        views = []
         for original, message in zip(messages, self._named(messages), strict=True):
             raw = self._said.get(_key(original)) if original["role"] == "assistant" else None
             if raw is None:
-                shown.append(self._codec.hidden(message))
+                views.append(self._codec.hidden(message))
             else:
                 content = self._bridge.opening() + self._bridge.without_end(raw)
-                shown.append({"role": "assistant", "content": content})
-        return shown
+                views.append({"role": "assistant", "content": content})
+        return views
 
     def _rendered(self, request: ChatRequest) -> list[int]:
         """The token ids of all messages, rendered again."""
-        shown = self._shown(request.messages)
+        messages = self._shown(request.messages)
         try:
-            text = self._codec.render(shown, begins_turn=True, tools=request.tools)
+            text = self._codec.render(messages, begins_turn=True, tools=request.tools)
         except Exception as error:  # a template is a program and may raise anything
             raise Refused(f"the chat template refuses the messages: {error}") from error
-        for message in shown:
+        for message in messages:
             if message["role"] not in MAY_BE_LEFT_OUT and not is_shown(message["content"], text):
                 raise Refused(f"the chat template leaves out what the role {message['role']!r:.40} says")
         return self._codec.encode_hidden(text)
@@ -197,7 +197,7 @@ class Chat:
         key = json.dumps(tools, sort_keys=True)
         if key not in self._parsers:
             try:
-                self._parsers[key] = tool_parser(self._parser_type, [dict(tool) for tool in tools], self._of_vllm)
+                self._parsers[key] = tool_parser(self._parser_type, [dict(tool) for tool in tools], self._vllm_parsers)
             except ValueError as error:  # vLLM checks them too
                 raise Refused(f"tools: {error}") from error
         return self._parsers[key]
@@ -206,10 +206,10 @@ class Chat:
 def cut_at(text: str, stop: Sequence[str], *, keeps: bool) -> str:
     """The text up to the stop string that ends first, as vLLM cuts it. `keeps` says whether the stop string itself stays.
     Characters after the stop string, which the last token may contain, are left out."""
-    found = [(begin + len(one), begin) for one in stop if (begin := text.find(one)) >= 0]
-    if not found:
+    places = [(begin + len(string), begin) for string in stop if (begin := text.find(string)) >= 0]
+    if not places:
         return text
-    end, begin = min(found, key=lambda place: place[0])
+    end, begin = min(places, key=lambda place: place[0])
     return text[: end if keeps else begin]
 
 

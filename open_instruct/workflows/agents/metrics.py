@@ -16,14 +16,14 @@ def agent_metrics(results: Sequence[GenerationResult]) -> dict[str, float]:
     def mean(name: str) -> float:
         return sum(account[name] for account in accounts) / len(accounts)
 
-    of_policy = sum(account["num_policy_tokens"] for account in accounts)
+    num_policy_tokens = sum(account["num_policy_tokens"] for account in accounts)
     metrics = {
         "agents/requests": mean("num_requests"),
         "agents/samples": mean("num_samples"),
         "agents/policy_tokens": mean("num_policy_tokens"),
         "agents/inserted_tokens": mean("num_inserted_tokens"),
         "agents/prompt_tokens_per_policy_token": sum(account["num_prompt_tokens"] for account in accounts)
-        / max(1, of_policy),
+        / max(1, num_policy_tokens),
         "agents/program_s": mean("program_s"),
         "agents/wait_s": mean("wait_s"),
         "agents/reward_rate": mean("has_reward"),

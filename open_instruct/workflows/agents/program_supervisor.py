@@ -58,8 +58,8 @@ def _become(libc: ctypes.CDLL, supervisor: int, control: int, words: list[str]) 
 def _end(program: int) -> int:
     """Kill all remaining processes. Returns the program's exit code."""
     code, deadline = 128 + signal.SIGKILL, time.monotonic() + KILL_S
-    ended, status = os.waitpid(program, os.WNOHANG)
-    if ended:
+    pid, status = os.waitpid(program, os.WNOHANG)
+    if pid:
         code = _code(status)
     while time.monotonic() < deadline:
         for child in _children():
@@ -81,7 +81,7 @@ def _code(status: int) -> int:
 
 def _children() -> list[int]:
     """Processes whose parent is this process. If a process is killed, its children become children of this process."""
-    mine, found = str(os.getpid()), []
+    pid, pids = str(os.getpid()), []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -89,9 +89,9 @@ def _children() -> list[int]:
                     parent = file.read().rpartition(")")[2].split()[1]
             except OSError:
                 continue
-            if parent == mine:
-                found.append(int(name))
-    return found
+            if parent == pid:
+                pids.append(int(name))
+    return pids
 
 
 if __name__ == "__main__":

@@ -131,9 +131,9 @@ class Program:
             stdin.close()
 
 
-async def _keep_end(stream: asyncio.StreamReader | None, kept: bytearray, size: int) -> None:
+async def _keep_end(stream: asyncio.StreamReader | None, tail: bytearray, size: int) -> None:
     """Read the stream to its end, and keep only the last `size` bytes."""
     assert stream is not None
     while part := await stream.read(2**16):
-        kept += part
-        del kept[:-size]
+        tail += part
+        del tail[:-size]

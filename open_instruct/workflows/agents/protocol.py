@@ -71,7 +71,7 @@ class OutOfRoom(Refused):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Wishes:
     """The sampling fields of a request."""
 
     max_tokens: int | None = None
@@ -86,14 +86,14 @@ class Asked:
 @dataclass(frozen=True)
 class GenerateRequest:
     token_ids: list[int]
-    asked: Asked
+    wishes: Wishes
     returns_token_ids: bool = False
 
 
 @dataclass(frozen=True)
 class ChatRequest:
     messages: list[dict[str, Any]]
-    asked: Asked
+    wishes: Wishes
     tools: list[dict[str, Any]] = field(default_factory=list)
     may_call: bool = True
     returns_token_ids: bool = False
@@ -112,20 +112,20 @@ def generate_request(body: Any, sampling: SamplingConfig, *, model: str, vocab_s
     values = _object(cleaned(body), "the body")
     _check_model(values, model)
     token_ids = values.get("token_ids")
-    if not isinstance(token_ids, list) or not token_ids or not all(type(one) is int for one in token_ids):
+    if not isinstance(token_ids, list) or not token_ids or not all(type(token_id) is int for token_id in token_ids):
         raise Refused("token_ids must be a list of whole numbers that is not empty")
-    if wrong := [one for one in token_ids if not 0 <= one < vocab_size]:
+    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
         raise Refused(f"token_ids holds {wrong[0]}, and the model's tokens are numbered from 0 to {vocab_size - 1}")
-    wishes = _object(values.get("sampling_params") or {}, "sampling_params")
+    params = _object(values.get("sampling_params") or {}, "sampling_params")
     _refuse_unknown(values, {"model", "token_ids", "sampling_params", "return_token_ids"})
-    _refuse_unknown(wishes, {*_WISHES, "logprobs", "prompt_logprobs"}, "sampling_params.")
-    if wishes.get("logprobs") not in (None, 0, 1, True):
+    _refuse_unknown(params, {*_WISHES, "logprobs", "prompt_logprobs"}, "sampling_params.")
+    if params.get("logprobs") not in (None, 0, 1, True):
         raise Refused(
-            f"logprobs {wishes['logprobs']!r:.40}: only the log-prob of the sampled token is given. Ask for 1."
+            f"logprobs {params['logprobs']!r:.40}: only the log-prob of the sampled token is given. Ask for 1."
         )
-    if wishes.get("prompt_logprobs") is not None:
+    if params.get("prompt_logprobs") is not None:
         raise Refused("prompt_logprobs: log-probs of prompts are not computed. Leave it out.")
-    return GenerateRequest(token_ids, _asked(wishes, sampling), bool(values.get("return_token_ids")))
+    return GenerateRequest(token_ids, _wishes(params, sampling), bool(values.get("return_token_ids")))
 
 
 def chat_request(body: Any, sampling: SamplingConfig, *, model: str) -> ChatRequest:
@@ -136,8 +136,8 @@ def chat_request(body: Any, sampling: SamplingConfig, *, model: str) -> ChatRequ
     """
     values = _object(cleaned(body), "the body")
     _check_model(values, model)
-    own = {"model", "messages", "tools", "max_completion_tokens", "logprobs", "return_token_ids"}
-    _refuse_unknown(values, {*own, *_WISHES})
+    names = {"model", "messages", "tools", "max_completion_tokens", "logprobs", "return_token_ids"}
+    _refuse_unknown(values, {*names, *_WISHES})
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refused("messages must be a list that is not empty")
@@ -147,9 +147,9 @@ def chat_request(body: Any, sampling: SamplingConfig, *, model: str) -> ChatRequ
     if values.get("max_completion_tokens") is not None:
         values = {**values, "max_tokens": values["max_completion_tokens"]}
     return ChatRequest(
-        [_message(one) for one in messages],
-        _asked(values, sampling),
-        [_tool(one) for one in tools],
+        [_message(message) for message in messages],
+        _wishes(values, sampling),
+        [_tool(tool) for tool in tools],
         values.get("tool_choice") != "none",
         bool(values.get("return_token_ids")),
         bool(values.get("logprobs")),
@@ -160,12 +160,12 @@ _WISHES = {"max_tokens", "stop", "stop_token_ids", "seed", "temperature", "top_p
 _WRONG_TOOLS = 'tools must be a list of {"type": "function", "function": {"name": …}}'
 
 
-def _asked(values: Mapping[str, Any], sampling: SamplingConfig) -> Asked:
+def _wishes(values: Mapping[str, Any], sampling: SamplingConfig) -> Wishes:
     for name, ours in (("temperature", sampling.temperature), ("top_p", sampling.top_p)):
-        given = values.get(name)
-        if given is not None and ((number := finite(given)) is None or not math.isclose(number, ours)):
+        value = values.get(name)
+        if value is not None and ((number := finite(value)) is None or not math.isclose(number, ours)):
             raise Refused(
-                f"{name} {given!r:.40}: what is sampled is trained on, and this run samples with {name} {ours:g}. Leave it out."
+                f"{name} {value!r:.40}: what is sampled is trained on, and this run samples with {name} {ours:g}. Leave it out."
             )
     max_tokens, seed, stop = values.get("max_tokens"), values.get("seed"), values.get("stop") or []
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
@@ -173,27 +173,27 @@ def _asked(values: Mapping[str, Any], sampling: SamplingConfig) -> Asked:
     if seed is not None and type(seed) is not int:
         raise Refused(f"seed {seed!r:.40}: it must be a whole number")
     stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+    if not isinstance(stop, list) or not all(isinstance(string, str) and string for string in stop):
         raise Refused("stop must be a text, or a list of texts, none of them empty")
     ids = values.get("stop_token_ids") or []
-    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+    if not isinstance(ids, list) or not all(type(token_id) is int and 0 <= token_id < 2**31 for token_id in ids):
         raise Refused("stop_token_ids must be a list of token ids")
     keeps_stop = values.get("include_stop_str_in_output")
     if keeps_stop is not None and not isinstance(keeps_stop, bool):
         raise Refused(f"include_stop_str_in_output {keeps_stop!r:.40}: it must be true or false")
-    return Asked(max_tokens, tuple(stop), frozenset(ids), seed, bool(keeps_stop))
+    return Wishes(max_tokens, tuple(stop), frozenset(ids), seed, bool(keeps_stop))
 
 
-def _refuse_unknown(values: Mapping[str, Any], own: set[str], where: str = "") -> None:
+def _refuse_unknown(values: Mapping[str, Any], names: set[str], where: str = "") -> None:
     for name, value in values.items():
-        if name in own or name in _NO_EFFECT or value is None:
+        if name in names or name in _NO_EFFECT or value is None:
             continue
         neutral = _NEUTRAL.get(name)
         if neutral is None:
             raise Refused(f"{where}{name}: this endpoint has no such field. Leave it out.")
         if value not in neutral:
-            taken = " or ".join(repr(one) for one in neutral)
-            raise Refused(f"{where}{name} {value!r:.80}: this endpoint can do only {taken}. Leave it out.")
+            choices = " or ".join(repr(choice) for choice in neutral)
+            raise Refused(f"{where}{name} {value!r:.80}: this endpoint can do only {choices}. Leave it out.")
 
 
 def _message(message: Any) -> dict[str, Any]:
@@ -201,19 +201,19 @@ def _message(message: Any) -> dict[str, Any]:
     values = _object(message, "a message")
     if not isinstance(values.get("role"), str) or not values["role"]:
         raise Refused("a message needs a role")
-    known = {"role", "content", "name", "tool_calls", "tool_call_id"}
-    if unknown := [name for name, value in values.items() if value and name not in known]:
+    names = {"role", "content", "name", "tool_calls", "tool_call_id"}
+    if unknown := [name for name, value in values.items() if value and name not in names]:
         raise Refused(f"messages: a message with {unknown[0]!r:.40}, which this endpoint does not read. Leave it out.")
-    read = {name: values[name] for name in known if values.get(name)}
+    result = {name: values[name] for name in names if values.get(name)}
     for name in ("name", "tool_call_id"):
-        if not isinstance(read.get(name, ""), str):
-            raise Refused(f"messages: {name} must be a text, got {read[name]!r:.40}")
-    read["content"] = _text(values.get("content"))
-    if "tool_calls" in read:
-        if not isinstance(read["tool_calls"], list):
-            raise Refused(f"messages: tool_calls must be a list, got {read['tool_calls']!r:.40}")
-        read["tool_calls"] = [_call(call) for call in read["tool_calls"]]
-    return read
+        if not isinstance(result.get(name, ""), str):
+            raise Refused(f"messages: {name} must be a text, got {result[name]!r:.40}")
+    result["content"] = _text(values.get("content"))
+    if "tool_calls" in result:
+        if not isinstance(result["tool_calls"], list):
+            raise Refused(f"messages: tool_calls must be a list, got {result['tool_calls']!r:.40}")
+        result["tool_calls"] = [_call(call) for call in result["tool_calls"]]
+    return result
 
 
 def _text(content: Any) -> str:
@@ -284,13 +284,13 @@ def _parameters(parameters: Any, tool: str) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise Refused(f"{where} must be a JSON schema, got {parameters!r:.40}")
     absent = {name for name in ("properties", "required") if parameters.get(name, ()) is None}
-    read = {name: value for name, value in parameters.items() if name not in absent}
-    properties, required = read.get("properties", {}), read.get("required", [])
-    if not isinstance(properties, dict) or not all(isinstance(one, dict) for one in properties.values()):
+    result = {name: value for name, value in parameters.items() if name not in absent}
+    properties, required = result.get("properties", {}), result.get("required", [])
+    if not isinstance(properties, dict) or not all(isinstance(value, dict) for value in properties.values()):
         raise Refused(f"{where}: properties must be an object of JSON schemas")
-    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise Refused(f"{where}: required must be a list of names")
-    return read
+    return result
 
 
 def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,9 +303,9 @@ def _check_model(values: Mapping[str, Any], model: str) -> None:
         raise Refused(message, status=404, code="model_not_found")
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Refused(f"{what} must be a JSON object, got {value!r:.40}")
+        raise Refused(f"{name} must be a JSON object, got {value!r:.40}")
     return value
 
 
@@ -333,28 +333,28 @@ def models_body(model: str, max_model_len: int, created: int) -> dict[str, Any]:
 
 
 def generate_body(
-    said: Completion, request: GenerateRequest, *, request_id: str, model: str, created: int
+    completion: Completion, request: GenerateRequest, *, request_id: str, model: str, created: int
 ) -> dict[str, Any]:
     """A reply in vLLM's format. Each log-prob names its token as `token_id:N` and, as newer versions of vLLM do, as a number."""
-    pairs = zip(said.token_ids.tolist(), _logprobs(said), strict=True)
+    pairs = zip(completion.token_ids.tolist(), _logprobs(completion), strict=True)
     content = [
-        {"token": f"token_id:{one}", "token_id": one, "logprob": logprob, "bytes": None, "top_logprobs": []}
-        for one, logprob in pairs
+        {"token": f"token_id:{token_id}", "token_id": token_id, "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token_id, logprob in pairs
     ]
     choice = {
         "index": 0,
-        "token_ids": said.token_ids.tolist(),
-        "finish_reason": said.finish_reason,
+        "token_ids": completion.token_ids.tolist(),
+        "finish_reason": completion.finish_reason,
         "stop_reason": None,
         "logprobs": {"content": content},
-        "version_spans": [list(span) for span in said.version_spans],
+        "version_spans": [list(span) for span in completion.version_spans],
     }
     return {
         "request_id": request_id,
         "created": created,
         "model": model,
         "choices": [choice],
-        "usage": _usage(len(request.token_ids), said),
+        "usage": _usage(len(request.token_ids), completion),
         "prompt_logprobs": None,
         "prompt_token_ids": request.token_ids if request.returns_token_ids else None,
         "kv_transfer_params": None,
@@ -362,7 +362,7 @@ def generate_body(
 
 
 def chat_body(
-    said: Completion,
+    completion: Completion,
     request: ChatRequest,
     message: Mapping[str, Any],
     prompt_ids: Sequence[int],
@@ -377,37 +377,39 @@ def chat_body(
     Args:
         spellings: the text of each token, for its log-prob.
     """
-    reason = "tool_calls" if message.get("tool_calls") and said.finish_reason == "stop" else said.finish_reason
+    reason = (
+        "tool_calls" if message.get("tool_calls") and completion.finish_reason == "stop" else completion.finish_reason
+    )
     choice: dict[str, Any] = {"index": 0, "message": dict(message), "finish_reason": reason, "logprobs": None}
     if request.returns_logprobs:
-        pairs = zip(spellings, _logprobs(said), strict=True)
+        pairs = zip(spellings, _logprobs(completion), strict=True)
         choice["logprobs"] = {
             "content": [
                 {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
                 for text, logprob in pairs
             ]
         }
-    choice["version_spans"] = [list(span) for span in said.version_spans]
+    choice["version_spans"] = [list(span) for span in completion.version_spans]
     body: dict[str, Any] = {
         "id": request_id,
         "object": "chat.completion",
         "created": created,
         "model": model,
         "choices": [choice],
-        "usage": _usage(len(prompt_ids), said),
+        "usage": _usage(len(prompt_ids), completion),
     }
     if request.returns_token_ids:
-        choice["token_ids"] = said.token_ids.tolist()
+        choice["token_ids"] = completion.token_ids.tolist()
         body["prompt_token_ids"] = list(prompt_ids)
     return body
 
 
-def _logprobs(said: Completion) -> list[float]:
-    return [float(one) for one in said.logprobs]
+def _logprobs(completion: Completion) -> list[float]:
+    return [float(logprob) for logprob in completion.logprobs]
 
 
-def _usage(num_prompt_tokens: int, said: Completion) -> dict[str, int]:
-    number = len(said.token_ids)
+def _usage(num_prompt_tokens: int, completion: Completion) -> dict[str, int]:
+    number = len(completion.token_ids)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": number,

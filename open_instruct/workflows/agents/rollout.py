@@ -18,9 +18,9 @@ from open_instruct.workflows.agents.branches import Branch, Branches, Grown, Tal
 from open_instruct.workflows.agents.chat import Chat
 from open_instruct.workflows.agents.options import AgentOptions
 from open_instruct.workflows.agents.protocol import (
-    Asked,
     OutOfRoom,
     Refused,
+    Wishes,
     chat_body,
     chat_request,
     error_body,
@@ -179,10 +179,10 @@ class AgentRollout:
 
     async def _answer(self, event: Mapping[str, Any]) -> None:
         """Answer one request. A completion that the program did not receive is removed from its sample."""
-        number, grown, hurry_s = event["number"], None, None
+        number, growth, hurry_s = event["number"], None, None
         self._account.num_requests += event["path"] != "models"
         try:
-            body, grown = await self._reply(event)
+            body, growth = await self._reply(event)
             status = 200
         except Refused as error:
             self._account.num_refused += 1
@@ -193,9 +193,9 @@ class AgentRollout:
             self._computing.pop(number, None)
         request = {"do": "reply", "number": number, "status": status, "body": body, "hurry_s": hurry_s}
         answer = await self._ask(request, SLACK_S, f"{number}-reply")
-        if grown is not None and not answer["is_delivered"]:
+        if growth is not None and not answer["is_delivered"]:
             self._account.num_lost += 1
-            self._branches.take_back(grown, number)
+            self._branches.take_back(growth, number)
 
     async def _reply(self, event: Mapping[str, Any]) -> tuple[dict[str, Any], Grown | None]:
         setting, body, number = self._setting, event["body"], event["number"]
@@ -208,10 +208,10 @@ class AgentRollout:
         if event["path"] == "generate":
             request = generate_request(body, setting.sampling, model=setting.model, vocab_size=setting.vocab_size)
             branch = self._branches.continued(self._branches.begun_by(request.token_ids))
-            async with self._reservation(branch, request.token_ids, request.asked) as max_tokens:
-                said = await self._generate(request.token_ids, request.asked, max_tokens, number)
-                grown = self._grow(branch, request.token_ids, said, number, None)
-            return generate_body(said, request, request_id=request_id, **named), grown
+            async with self._reservation(branch, request.token_ids, request.wishes) as max_tokens:
+                completion = await self._generate(request.token_ids, request.wishes, max_tokens, number)
+                growth = self._grow(branch, request.token_ids, completion, number, None)
+            return generate_body(completion, request, request_id=request_id, **named), growth
         return await self._reply_in_chat(body, number, f"chatcmpl-{request_id}", named)
 
     async def _reply_in_chat(
@@ -221,20 +221,20 @@ class AgentRollout:
         request = chat_request(body, self._setting.sampling, model=self._setting.model)
         branch, token_ids = chat.prompt(request, self._branches.all)
         branch = self._branches.continued(branch or self._branches.begun_by(token_ids))
-        asked = replace(request.asked, stop=(*request.asked.stop, *chat.stop(request)))
-        async with self._reservation(branch, token_ids, asked) as max_tokens:
-            said = await self._generate(token_ids, asked, max_tokens, number)
-            message, talk = chat.answered(request, said, number)
-            grown = self._grow(branch, token_ids, said, number, talk)
-        spellings = chat.spellings(said) if request.returns_logprobs else ()
-        return chat_body(said, request, message, token_ids, spellings, request_id=request_id, **named), grown
+        wishes = replace(request.wishes, stop=(*request.wishes.stop, *chat.stop(request)))
+        async with self._reservation(branch, token_ids, wishes) as max_tokens:
+            completion = await self._generate(token_ids, wishes, max_tokens, number)
+            message, talk = chat.answered(request, completion, number)
+            growth = self._grow(branch, token_ids, completion, number, talk)
+        spellings = chat.spellings(completion) if request.returns_logprobs else ()
+        return chat_body(completion, request, message, token_ids, spellings, request_id=request_id, **named), growth
 
     # --- tokens -------------------------------------------------------------------------------------------------------
 
-    def _reservation(self, branch: Branch | None, token_ids: list[int], asked: Asked) -> "_Reservation":
-        return _Reservation(self, branch, token_ids, asked)
+    def _reservation(self, branch: Branch | None, token_ids: list[int], wishes: Wishes) -> "_Reservation":
+        return _Reservation(self, branch, token_ids, wishes)
 
-    async def reserve(self, branch: Branch | None, token_ids: list[int], asked: Asked) -> tuple[int, int]:
+    async def reserve(self, branch: Branch | None, token_ids: list[int], wishes: Wishes) -> tuple[int, int]:
         """Reserve room for a request: the most tokens that it adds in all, and the most that the policy may sample. Waits while
         open requests may use the room that this request needs.
 
@@ -256,9 +256,9 @@ class AgentRollout:
         try:
             async with self._room:
                 while True:
-                    num_sampled = self._most_tokens(len(token_ids), num_inserted, asked)
-                    left = setting.sampling.max_tokens - self._branches.num_response_tokens - self._reserved
-                    if num_inserted + num_sampled <= left:
+                    num_sampled = self._most_tokens(len(token_ids), num_inserted, wishes)
+                    room = setting.sampling.max_tokens - self._branches.num_response_tokens - self._reserved
+                    if num_inserted + num_sampled <= room:
                         self._reserved += num_inserted + num_sampled
                         return num_inserted + num_sampled, num_sampled
                     await self._room.wait()
@@ -266,14 +266,14 @@ class AgentRollout:
             self._free(branch)
             raise
 
-    def _most_tokens(self, num_prompt_tokens: int, num_inserted: int, asked: Asked) -> int:
+    def _most_tokens(self, num_prompt_tokens: int, num_inserted: int, wishes: Wishes) -> int:
         """Tokens that may be sampled if no other request is open."""
         limit, longest = self._setting.sampling.max_tokens, self._ctx.max_model_len
-        known = self._branches.num_response_tokens
-        left = limit - known - num_inserted
-        if left < 1:
+        num_tokens = self._branches.num_response_tokens
+        room = limit - num_tokens - num_inserted
+        if room < 1:
             raise OutOfRoom(
-                f"the rollout may have {limit} tokens in all (--response_length), {known} are there, and this prompt adds "
+                f"the rollout may have {limit} tokens in all (--response_length), {num_tokens} are there, and this prompt adds "
                 f"{num_inserted}"
             )
         if num_prompt_tokens >= longest:
@@ -281,7 +281,7 @@ class AgentRollout:
                 f"a prompt of {num_prompt_tokens} tokens, and prompt and response together may have {longest} "
                 "(--max_prompt_token_length, and the longest of --response_length, --eval_response_length and --eval_sets)"
             )
-        return min(asked.max_tokens or left, left, longest - num_prompt_tokens)
+        return min(wishes.max_tokens or room, room, longest - num_prompt_tokens)
 
     async def release(self, branch: Branch | None, num_tokens: int) -> None:
         """Give a reservation back. From now on the tokens that the request added count as tokens of the samples."""
@@ -296,28 +296,28 @@ class AgentRollout:
         else:  # a new sample, or a copy of another one
             self._num_begun -= 1
 
-    async def _generate(self, token_ids: list[int], asked: Asked, max_tokens: int, number: int) -> Completion:
+    async def _generate(self, token_ids: list[int], wishes: Wishes, max_tokens: int, number: int) -> Completion:
         sampling = replace(
             self._setting.sampling,
             n=1,
             max_tokens=max_tokens,
-            stop=tuple(dict.fromkeys([*self._setting.sampling.stop, *asked.stop])),
-            seed=self._seed(number, asked),
+            stop=tuple(dict.fromkeys([*self._setting.sampling.stop, *wishes.stop])),
+            seed=self._seed(number, wishes),
         )
-        (said,) = await self._ctx.generate(token_ids, sampling, name=f"{self._number}-generate-{number}")
+        (completion,) = await self._ctx.generate(token_ids, sampling, name=f"{self._number}-generate-{number}")
         self._account.num_prompt_tokens += len(token_ids)
-        return cut_behind(said, asked.stop_token_ids)
+        return cut_behind(completion, wishes.stop_token_ids)
 
-    def _seed(self, number: int, asked: Asked) -> int:
+    def _seed(self, number: int, wishes: Wishes) -> int:
         """The seed of a request. If the program asks for the same seed twice, both requests get the same seed, which differs from
         rollout to rollout."""
-        what = number if asked.seed is None else f"asked {asked.seed}"
-        return random.Random(f"{self._ctx.seed} {self._number} {what}").getrandbits(62)
+        label = number if wishes.seed is None else f"asked {wishes.seed}"
+        return random.Random(f"{self._ctx.seed} {self._number} {label}").getrandbits(62)
 
     def _grow(
-        self, branch: Branch | None, token_ids: list[int], said: Completion, number: int, talk: Talk | None
+        self, branch: Branch | None, token_ids: list[int], completion: Completion, number: int, talk: Talk | None
     ) -> Grown:
-        return self._branches.grow(branch, token_ids, said, number=number, talk=talk)
+        return self._branches.grow(branch, token_ids, completion, number=number, talk=talk)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -371,57 +371,57 @@ class AgentRollout:
 class _Reservation:
     """Room for one request, given back at the end."""
 
-    def __init__(self, rollout: AgentRollout, branch: Branch | None, token_ids: list[int], asked: Asked) -> None:
+    def __init__(self, rollout: AgentRollout, branch: Branch | None, token_ids: list[int], wishes: Wishes) -> None:
         self._rollout = rollout
         self._branch = branch
         self._token_ids = token_ids
-        self._asked = asked
+        self._wishes = wishes
         self._num_tokens = 0
 
     async def __aenter__(self) -> int:
         """Returns the tokens that may be sampled."""
-        self._num_tokens, num_sampled = await self._rollout.reserve(self._branch, self._token_ids, self._asked)
+        self._num_tokens, num_sampled = await self._rollout.reserve(self._branch, self._token_ids, self._wishes)
         return num_sampled
 
     async def __aexit__(self, *_: object) -> None:
         await self._rollout.release(self._branch, self._num_tokens)
 
 
-def cut_behind(said: Completion, stop_token_ids: frozenset[int]) -> Completion:
+def cut_behind(completion: Completion, stop_token_ids: frozenset[int]) -> Completion:
     """The completion up to and including the first of the stop tokens."""
-    ends = np.flatnonzero(np.isin(said.token_ids, list(stop_token_ids))) if stop_token_ids else []
-    if not len(ends) or ends[0] + 1 == len(said.token_ids):
-        return replace(said, finish_reason="stop") if len(ends) else said
+    ends = np.flatnonzero(np.isin(completion.token_ids, list(stop_token_ids))) if stop_token_ids else []
+    if not len(ends) or ends[0] + 1 == len(completion.token_ids):
+        return replace(completion, finish_reason="stop") if len(ends) else completion
     length, spans = int(ends[0]) + 1, []
-    left = length
-    for version, num_tokens in said.version_spans:
-        spans.append((version, min(num_tokens, left)))
-        left -= spans[-1][1]
-    kept = merged([one for one in spans if one[1]])
+    budget = length
+    for version, num_tokens in completion.version_spans:
+        spans.append((version, min(num_tokens, budget)))
+        budget -= spans[-1][1]
+    version_spans = merged([span for span in spans if span[1]])
     return replace(
-        said,
-        token_ids=said.token_ids[:length],
-        logprobs=said.logprobs[:length],
+        completion,
+        token_ids=completion.token_ids[:length],
+        logprobs=completion.logprobs[:length],
         finish_reason="stop",
-        version_spans=kept,
+        version_spans=version_spans,
     )
 
 
 def verdict_of(line: str) -> Verdict | None:
     """The verdict in a program's last line, such as `{"reward": 0.5, "metrics": {"turns": 3}}`; None for any other line."""
     try:
-        said = json.loads(line)
+        values = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or "reward" not in said:
+    if not isinstance(values, dict) or "reward" not in values:
         return None
-    metrics = said.get("metrics")
+    metrics = values.get("metrics")
     numbers = {
         name: number
         for name, value in (metrics.items() if isinstance(metrics, dict) else ())
         if (number := finite(value)) is not None
     }
-    return Verdict(finite(said["reward"]), numbers)
+    return Verdict(finite(values["reward"]), numbers)
 
 
 def _quoted(errors: str) -> str:

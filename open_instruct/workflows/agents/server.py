@@ -209,13 +209,13 @@ class AgentHost:
         secret, path = _session_of(request)
         session = self._of_secrets.get(secret)
         if session is None:
-            what = (
+            problem = (
                 "there is no session of this name"
                 if secret
                 else f"no session is named: use the URL, or {SESSION_HEADER}"
             )
-            return 401, error_body(what, "no_session")
-        kind = next((kind for kind, known in PATHS.items() if known == path), None)
+            return 401, error_body(problem, "no_session")
+        kind = next((kind for kind, endpoint in PATHS.items() if endpoint == path), None)
         if kind is None:
             return 404, error_body(f"there is no {path}; there are {', '.join(PATHS.values())}", "not_found")
         if request.method != ("GET" if kind == "models" else "POST"):

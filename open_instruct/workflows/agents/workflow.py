@@ -91,8 +91,10 @@ class AgentPrograms(Workflow):
                 group.create_task(AgentRollout(setting, ctx, number).run())
                 for number in range(request.generation_config.n)
             ]
-        ended = [rollout.result() for rollout in rollouts]
-        return Trajectory([sample for one in ended for sample in one.samples], [asdict(one.account) for one in ended])
+        results = [rollout.result() for rollout in rollouts]
+        return Trajectory(
+            [sample for result in results for sample in result.samples], [asdict(result.account) for result in results]
+        )
 
     def _setting(self, request: PromptRequest, ctx: Context) -> Setting:
         if self._bridge is None:

@@ -84,10 +84,11 @@ class Bridge:
         closing = closing.lstrip()
         if beginning := _longest_beginning(self._beginnings(closing), ending):
             return closing.removeprefix(beginning)
-        last = next((token for token in self._codec.control_tokens if ending.endswith(token)), "")
+        last_token = next((token for token in self._codec.control_tokens if ending.endswith(token)), "")
         own_end = self.closing().lstrip()
-        if last and last in own_end and closing.startswith(own_end):  # the turn lacks a token before this one
-            return closing[closing.index(last) + len(last) :]
+        # the turn lacks a token before this one
+        if last_token and last_token in own_end and closing.startswith(own_end):
+            return closing[closing.index(last_token) + len(last_token) :]
         return None
 
     def _beginnings(self, text: str) -> list[str]:
@@ -186,8 +187,8 @@ class Bridge:
             text = self._codec.render([*marked, *hidden], begins_turn=True, tools=tools)
         except Exception:  # `suffix` says what the template refuses
             return False
-        seen = [mark for mark in marks if mark in prompt or mark == f"THOUGHTMARK{len(before) - 1}X"]
-        return any(mark not in text for mark in seen)
+        seen_marks = [mark for mark in marks if mark in prompt or mark == f"THOUGHTMARK{len(before) - 1}X"]
+        return any(mark not in text for mark in seen_marks)
 
     def _with_mark(self, message: Message, mark: str) -> Message:
         """A turn of the model with the mark in place of its thoughts. Any other message stays as it is."""
@@ -232,4 +233,4 @@ def is_shown(content: str, text: str) -> bool:
     """Whether the text contains the content, apart from surrounding space. The content may also be written as JSON writes it."""
     stripped = content.strip()
     as_json = (json.dumps(stripped, ensure_ascii=ascii_alone)[1:-1] for ascii_alone in (False, True))
-    return any(written in text for written in (stripped, *as_json))
+    return any(form in text for form in (stripped, *as_json))

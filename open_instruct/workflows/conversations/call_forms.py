@@ -40,7 +40,7 @@ class CallForm:
     """The texts that follow the last call, the innermost first."""
     between: str = "\n"
     """The text between two calls."""
-    written: Literal["json", "python", "tags"] = "json"
+    syntax: Literal["json", "python", "tags"] = "json"
     """How arguments are written: as a JSON object, as keyword arguments of Python, or each with tags around it."""
     argument: str = ""
     """One argument, if arguments are written with tags."""
@@ -49,9 +49,9 @@ class CallForm:
 
     def example(self, name: str, arguments: Mapping[str, Any]) -> str:
         """A call as the model should write it."""
-        if self.written == "json":
+        if self.syntax == "json":
             text = json.dumps(arguments)
-        elif self.written == "python":
+        elif self.syntax == "python":
             text = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         else:
             text = "".join(self._tagged(key, value) for key, value in arguments.items())
@@ -79,16 +79,16 @@ class CallForm:
     def _begins(self, text: str, names: str) -> list[int]:
         """Where calls begin. A mark in the arguments of a call begins none, nor does a mark that the model only mentions."""
         marks = list(re.finditer(self.begin.replace("NAMES", names), text))
-        spans = [match.span() for match in self._argument().finditer(text)] if self.written == "tags" else []
+        spans = [match.span() for match in self._argument().finditer(text)] if self.syntax == "tags" else []
         begins, inside_until = [], 0
         for mark, next_mark in zip(marks, [*marks, None][1:], strict=True):
             within_tags = any(begin < mark.start() < end for begin, end in spans)
             if mark.end() <= inside_until or within_tags or not self._is_meant(mark, text, names):
                 continue
             begins.append(mark.start())
-            if self.written == "python":
+            if self.syntax == "python":
                 inside_until = end_of_python_call(text, mark.start())
-            elif self.written == "json":
+            elif self.syntax == "json":
                 brace = text.find("{", mark.start(), next_mark.start() if next_mark else len(text))
                 inside_until = end_of_json(text, brace) if brace >= 0 else 0
         return begins
@@ -97,15 +97,15 @@ class CallForm:
         """Whether a call follows a mark: a brace, a tag, or the name of a tool. Calls without a mark of their own need the text
         that precedes the first call, or the name of a tool."""
         sign = self.before.rstrip("[")
-        if self.written == "python":
+        if self.syntax == "python":
             return sign in text
         if mark[0].startswith("{"):
             return sign in text or bool(re.match(rf"{_JSON_BEGIN}\s*[\"'](?:{names})[\"']", text[mark.start() :]))
         rest = text[mark.end() :]
         body, _, closed = rest.partition(self.end) if self.end else ("", "", "")
         follows = rf"[\"']\w+[\"']\s*>|\W*(?:{names})(?!\w)|\s*[^\s<>={{\[]*\s*(?:[={{\[]|<(?!/))"
-        written = r"\{\s*[\"'}]" if self.written == "json" else r"</?\w+="
-        return bool(re.match(follows, rest) or re.search(written, rest) or (closed and re.search(r"\w\(", body)))
+        pattern = r"\{\s*[\"'}]" if self.syntax == "json" else r"</?\w+="
+        return bool(re.match(follows, rest) or re.search(pattern, rest) or (closed and re.search(r"\w\(", body)))
 
     def _argument(self) -> re.Pattern[str]:
         """One argument that is written with tags. A value holds no beginning of another argument, so that an argument that is
@@ -120,15 +120,15 @@ class CallForm:
 
     def _without_after(self, part: str) -> str:
         for closing in reversed(self.after):
-            head, found, _ = part.rpartition(closing)
-            part = head if found else part
+            head, separator, _ = part.rpartition(closing)
+            part = head if separator else part
         return part.rstrip().rstrip(",;").rstrip()
 
     def problem(self, part: str) -> str:
         """Why a part of a turn is no whole call, although the parser may read it as one; empty if nothing is wrong."""
-        if self.written == "json":
+        if self.syntax == "json":
             return self._json_problem(part)
-        if self.written == "python" and self.between == "\n" and not _is_python(part.strip().partition("\n")[0]):
+        if self.syntax == "python" and self.between == "\n" and not _is_python(part.strip().partition("\n")[0]):
             return "it is no call in Python on one line"
         return f"it does not end with {self.end}" if self.end and self.end not in part else ""
 
@@ -178,7 +178,7 @@ def _functions(begin: str, end: str, *, line: str = "\n") -> CallForm:
         f"{begin}\n<function=NAME>\nARGUMENTS</function>\n{end}",
         re.escape(begin),
         "</function>",
-        written="tags",
+        syntax="tags",
         argument=f"<parameter=KEY>{line}VALUE{line}</parameter>\n",
     )
 
@@ -196,7 +196,7 @@ def _keys(
         end,
         before=before,
         after=(after,) if after else (),
-        written="tags",
+        syntax="tags",
         argument=argument,
     )
 
@@ -209,14 +209,14 @@ def _invokes(tag: str, before: str, after: str, *, kind: str = "") -> CallForm:
         f"</{tag}invoke>",
         before=f"{before}\n",
         after=(f"\n{after}",),
-        written="tags",
+        syntax="tags",
         argument=f'<{tag}parameter name="KEY"{kind}>VALUE</{tag}parameter>\n',
     )
 
 
 def _calls_in_python(before: str, *after: str, **options: Any) -> CallForm:
     return CallForm(
-        "NAME(ARGUMENTS)", _PYTHON_BEGIN, before=before, after=after, between=", ", written="python", **options
+        "NAME(ARGUMENTS)", _PYTHON_BEGIN, before=before, after=after, between=", ", syntax="python", **options
     )
 
 
@@ -257,7 +257,7 @@ FORMS: dict[str, CallForm] = {
         "<start_function_call>",
         "<end_function_call>",
         between="",
-        written="tags",
+        syntax="tags",
         argument="KEY:<escape>VALUE<escape>",
     ),
     "gemma4": CallForm(
@@ -265,7 +265,7 @@ FORMS: dict[str, CallForm] = {
         re.escape("<|tool_call>"),
         "<tool_call|>",
         between="",
-        written="tags",
+        syntax="tags",
         argument='KEY:<|"|>VALUE<|"|>',
     ),
     "gigachat3": CallForm(f"<|function_call|>{JSON_CALL}", r"function call<\|role_sep\|>\n|<\|function_call\|>"),
@@ -312,7 +312,7 @@ FORMS: dict[str, CallForm] = {
         "<|close|>call<|sep|>",
         before="<|open|>tools<|sep|>",
         after=("<|close|>tools<|sep|>",),
-        written="tags",
+        syntax="tags",
         argument='<|open|>argument key="KEY" type="TYPE"<|sep|>VALUE<|close|>argument<|sep|>',
     ),
     "lfm2": _calls_in_python("<|tool_call_start|>[", "]", "<|tool_call_end|>"),
@@ -326,7 +326,7 @@ FORMS: dict[str, CallForm] = {
         '<function name="NAME">ARGUMENTS</function>',
         r"<function\s*name=",
         "</function>",
-        written="tags",
+        syntax="tags",
         argument='<param name="KEY">VALUE</param>',
     ),
     "minimax_m2": _invokes("", "<minimax:tool_call>", "</minimax:tool_call>"),
@@ -336,7 +336,7 @@ FORMS: dict[str, CallForm] = {
         f"{_MINIMAX}</invoke>",
         before=f"{_MINIMAX}<tool_call>\n",
         after=(f"\n{_MINIMAX}</tool_call>",),
-        written="tags",
+        syntax="tags",
         argument=f"{_MINIMAX}<KEY>VALUE{_MINIMAX}</KEY>\n",
     ),
     "mistral": CallForm("[TOOL_CALLS]NAME[ARGS]ARGUMENTS", r"\[TOOL_CALLS\]", between=""),
@@ -346,11 +346,11 @@ FORMS: dict[str, CallForm] = {
         "</atem:invoke>",
         before="<atem:function_calls>\n",
         after=("\n</atem:function_calls>",),
-        written="tags",
+        syntax="tags",
         argument='<atem:parameter name="KEY">VALUE</atem:parameter>\n',
     ),
     "olmo3": CallForm(
-        "NAME(ARGUMENTS)", _PYTHON_BEGIN, before="<function_calls>", after=("</function_calls>",), written="python"
+        "NAME(ARGUMENTS)", _PYTHON_BEGIN, before="<function_calls>", after=("</function_calls>",), syntax="python"
     ),
     "phi4_mini_json": _listed("functools[", "]"),
     "plamo3": CallForm(
@@ -381,7 +381,7 @@ FORMS: dict[str, CallForm] = {
         "<｜tool_call_end｜>",
         before="<｜tool_calls_begin｜>",
         after=("<｜tool_calls_end｜>",),
-        written="tags",
+        syntax="tags",
         argument='<steptml:parameter name="KEY">VALUE</steptml:parameter>',
     ),
     "step3p5": _QWEN,

@@ -48,7 +48,7 @@ class Setting:
         """The tools that the prompt describes."""
         if not self.options.pass_tools_to_chat_template:
             return []
-        return [one for participant in self.participants for one in participant.schemas]
+        return [schema for participant in self.participants for schema in participant.schemas]
 
 
 @dataclass
@@ -173,10 +173,10 @@ class Conversation:
     def _left_s(self) -> float:
         """Seconds until the conversation has taken too long."""
         limit = self._setting.options.conversation_timeout_s
-        left = limit - (self._ctx.now(name=f"{self._number}-now") - self._began_at)
-        if left <= 0:
+        seconds = limit - (self._ctx.now(name=f"{self._number}-now") - self._began_at)
+        if seconds <= 0:
             raise CallFailed(f"a conversation took longer than {limit:g} s (--conversation_timeout_s)")
-        return left
+        return seconds
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -221,12 +221,12 @@ class Conversation:
             stop=(*sampling.stop, *self._setting.parser.stop),
             seed=self._seed(account.num_turns),
         )
-        (said,) = await self._ctx.generate(ids, turn, name=f"{self._number}-generate")
+        (completion,) = await self._ctx.generate(ids, turn, name=f"{self._number}-generate")
         account.num_turns += 1
         account.num_prompt_tokens += len(ids)
-        account.num_policy_tokens += len(said.token_ids)
-        self._ledger.sampled(said)
-        token_ids = said.token_ids.tolist()
+        account.num_policy_tokens += len(completion.token_ids)
+        self._ledger.sampled(completion)
+        token_ids = completion.token_ids.tolist()
         spoken = self._setting.bridge.read_turn(token_ids)
         self._ending = spoken.ending
         if self._is_turn_open:
@@ -234,7 +234,7 @@ class Conversation:
         else:
             self._messages.append({"role": "assistant", "content": spoken.content})
         self._is_turn_open = False
-        return spoken.raw, codec.decode(token_ids), said.finish_reason
+        return spoken.raw, codec.decode(token_ids), completion.finish_reason
 
     def _seed(self, turn: int) -> int:
         """The seed of a turn. It depends only on the prompt's seed, the conversation and the turn, so that a conversation that
@@ -266,10 +266,13 @@ class Conversation:
         for participant in self._setting.participants:
             if call.name in participant.own_names:
                 inner = replace(call, name=participant.own_names[call.name])
-                said = await self._step(participant, replace(turn, calls=(inner,)))
-                named = [{**one, "name": call.name} if one["role"] == "tool" else one for one in said.messages]
-                return replace(said, messages=named)
-        names = ", ".join(sorted(name for one in self._setting.participants for name in one.own_names))
+                observation = await self._step(participant, replace(turn, calls=(inner,)))
+                named = [
+                    {**message, "name": call.name} if message["role"] == "tool" else message
+                    for message in observation.messages
+                ]
+                return replace(observation, messages=named)
+        names = ", ".join(sorted(name for participant in self._setting.participants for name in participant.own_names))
         return self._error(call, "unknown", f"there is no tool {call.name!r:.80}; there are: {names}")
 
     def _refuse(self, call: ToolCall) -> Observation:
@@ -285,17 +288,17 @@ class Conversation:
         return Observation([tool_message(call.name, f"Error: {text}")])
 
     async def _step(self, participant: Participant, turn: Turn) -> Observation:
-        said = await self._asking.step(participant, turn, self._left_s())
-        self._account.wait_s += said.wait_s
-        self._account.num_restores += said.was_restored
+        answer = await self._asking.step(participant, turn, self._left_s())
+        self._account.wait_s += answer.wait_s
+        self._account.num_restores += answer.was_restored
         self._account.called(
             participant.spec.name,
             num_calls=max(1, len(turn.calls)),
-            num_errors=said.observation.num_errors,
-            seconds=said.seconds,
+            num_errors=answer.observation.num_errors,
+            seconds=answer.seconds,
         )
-        self._earn(participant, said.observation.reward)
-        return said.observation
+        self._earn(participant, answer.observation.reward)
+        return answer.observation
 
     def _earn(self, participant: Participant, reward: float | None) -> None:
         if reward is not None:
@@ -307,9 +310,9 @@ class Conversation:
     def _insert(self, messages: Sequence[Message]) -> bool:
         """Add the answers and the beginning of the model's next turn. Returns whether there is room for the next turn."""
         setting, codec = self._setting, self._ctx.codec
-        left = setting.sampling.max_tokens - self._num_response_tokens()
-        left = min(left, self._longest - len(self._ledger.token_ids))
-        messages = self._shortened(messages, setting.options.tool_output_max_tokens or max(1, left // 2))
+        room = setting.sampling.max_tokens - self._num_response_tokens()
+        room = min(room, self._longest - len(self._ledger.token_ids))
+        messages = self._shortened(messages, setting.options.tool_output_max_tokens or max(1, room // 2))
         only_tools = all(message["role"] == "tool" for message in messages) and (messages or not self._ending)
         if setting.parser.in_own_turn and only_tools:
             text = setting.parser.answer_text(messages)
@@ -324,9 +327,9 @@ class Conversation:
             except CannotBridge as error:
                 raise RolloutFailed(str(error)) from error
             self._messages += messages
-        self._ledger.inserted(token_ids[: max(left, 0)])
-        self._account.num_tool_tokens += min(len(token_ids), max(left, 0))
-        return len(token_ids) < left
+        self._ledger.inserted(token_ids[: max(room, 0)])
+        self._account.num_tool_tokens += min(len(token_ids), max(room, 0))
+        return len(token_ids) < room
 
     def _extend_own_turn(self, text: str) -> None:
         """Append to the model's own turn, so that the text stays part of this turn if the conversation is rendered again."""
@@ -361,12 +364,12 @@ class Conversation:
             RolloutFailed: the template refuses the messages, or leaves out what a tool, an environment or the user says.
         """
         codec = self._ctx.codec
-        shown = [message if message["role"] == "assistant" else codec.hidden(message) for message in self._messages]
+        messages = [message if message["role"] == "assistant" else codec.hidden(message) for message in self._messages]
         try:
-            text = codec.render(shown, begins_turn=True, tools=self._setting.prompt_schemas)
+            text = codec.render(messages, begins_turn=True, tools=self._setting.prompt_schemas)
         except Exception as error:  # a template is a program and may raise anything
             raise RolloutFailed(f"the chat template refuses the conversation: {error}") from error
-        for message in shown:
+        for message in messages:
             if message["role"] not in MAY_BE_LEFT_OUT and not is_shown(message["content"], text):
                 raise RolloutFailed(
                     f"the chat template leaves out what the role {message['role']!r:.40} says, so the model would never see it. "

@@ -82,11 +82,11 @@ class EnvironmentClient:
             return [], 0.0
         environments = [
             {
-                "key": self._key_of(one),
-                "spec": asdict(one.spec),
-                "task": {"messages": list(messages), **(one.task or {})},
+                "key": self._key_of(participant),
+                "spec": asdict(participant.spec),
+                "task": {"messages": list(messages), **(participant.task or {})},
             }
-            for one in self._kept
+            for participant in self._kept
         ]
         request = {"do": "lease", "environments": environments, "seed": self._ctx.seed, "has_tools": self._has_tools}
         timeout_s = left_s + 2 * len(self._kept) * self._options.environment_reset_timeout_s

@@ -66,18 +66,18 @@ class EnvironmentServer:
 
     async def _lease(self, request: Mapping[str, Any]) -> dict[str, Any]:
         began, environments = time.monotonic(), request["environments"]
-        specs = [EnvironmentSpec(**one["spec"]) for one in environments]
+        specs = [EnvironmentSpec(**environment["spec"]) for environment in environments]
         leases = await self._pool.lease_all(specs, self._reset_s, and_one_more=request["has_tools"])
         wait_s = time.monotonic() - began
         openings = []
         try:
-            for lease, one in zip(leases, environments, strict=True):
-                openings.append(opening_to_json(await self._reset(lease, one["task"], request["seed"])))
+            for lease, environment in zip(leases, environments, strict=True):
+                openings.append(opening_to_json(await self._reset(lease, environment["task"], request["seed"])))
         except BaseException:
             for lease in leases:
                 self._pool.forget(lease)
             raise
-        self._leases.update(zip((one["key"] for one in environments), leases, strict=True))
+        self._leases.update(zip((environment["key"] for environment in environments), leases, strict=True))
         return {"openings": openings, "wait_s": wait_s}
 
     async def _reset(self, lease: Lease, task: Mapping[str, Any], seed: int) -> Any:

@@ -37,13 +37,13 @@ def _turns(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _tokens(accounts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     number = len(accounts)
-    of_policy = _num_policy_tokens(accounts)
-    read = sum(account["num_prompt_tokens"] for account in accounts)
+    num_policy_tokens = _num_policy_tokens(accounts)
+    num_prompt_tokens = sum(account["num_prompt_tokens"] for account in accounts)
     return {
-        "conversations/policy_tokens": of_policy / number,
+        "conversations/policy_tokens": num_policy_tokens / number,
         "conversations/tool_tokens": sum(account["num_tool_tokens"] for account in accounts) / number,
         "conversations/template_tokens": sum(account["num_template_tokens"] for account in accounts) / number,
-        "conversations/prompt_tokens_per_policy_token": read / max(1, of_policy),
+        "conversations/prompt_tokens_per_policy_token": num_prompt_tokens / max(1, num_policy_tokens),
     }
 
 
@@ -53,7 +53,9 @@ def _tools(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for account in accounts:
         for name, (calls, errors, seconds) in account["calls"].items():
             for key in (name, "aggregate"):
-                totals[key] = [one + more for one, more in zip(totals[key], (calls, errors, seconds), strict=True)]
+                totals[key] = [
+                    total + value for total, value in zip(totals[key], (calls, errors, seconds), strict=True)
+                ]
             slowest[name] = max(slowest[name], seconds / calls)
     metrics: dict[str, Any] = {}
     for name, (calls, errors, seconds) in totals.items():

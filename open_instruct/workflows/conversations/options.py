@@ -90,16 +90,16 @@ class ConversationOptions:
         ]
 
 
-def with_implied_workflow(written: Mapping[str, Any]) -> dict[str, Any]:
+def with_implied_workflow(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a user wrote. With an option of conversations, and no other workflow chosen, there are conversations."""
-    implied = {"rollout_workflow": CONVERSATION} if options_that_imply_conversations(written) else {}
-    return {**implied, **written}
+    implied = {"rollout_workflow": CONVERSATION} if options_that_imply_conversations(options) else {}
+    return {**implied, **options}
 
 
-def options_that_imply_conversations(written: Mapping[str, Any]) -> list[str]:
+def options_that_imply_conversations(options: Mapping[str, Any]) -> list[str]:
     """The options of conversations among those that a user wrote."""
     names = {option.name for option in fields(ConversationOptions)}
-    return [name for name in written if name in names]
+    return [name for name in options if name in names]
 
 
 def default_name(tool: str) -> str:
@@ -121,11 +121,12 @@ class OfferedTool:
     @classmethod
     def of(cls, spec: EnvironmentSpec, schemas: list[Schema]) -> "OfferedTool":
         was_named = len(schemas) == 1 and spec.name != default_name(spec.target)
-        names = [spec.name] if was_named else [schema_name(one) for one in schemas]
+        names = [spec.name] if was_named else [schema_name(schema) for schema in schemas]
         renamed = [
-            {**one, "function": {**one["function"], "name": name}} for one, name in zip(schemas, names, strict=True)
+            {**schema, "function": {**schema["function"], "name": name}}
+            for schema, name in zip(schemas, names, strict=True)
         ]
-        return cls(spec, renamed, {name: schema_name(one) for name, one in zip(names, schemas, strict=True)})
+        return cls(spec, renamed, {name: schema_name(schema) for name, schema in zip(names, schemas, strict=True)})
 
 
 def own_schemas(options: ConversationOptions) -> list[list[Schema]]:
@@ -134,13 +135,13 @@ def own_schemas(options: ConversationOptions) -> list[list[Schema]]:
     Raises:
         ValueError: a tool cannot describe itself; the text says which.
     """
-    found = []
+    schemas = []
     for spec in options.specs:
         try:
-            found.append(environment_class(spec.target).schemas(spec.config))
+            schemas.append(environment_class(spec.target).schemas(spec.config))
         except Exception as error:
             raise ValueError(f"{spec.target}: {error}") from error
-    return found
+    return schemas
 
 
 def offered(options: ConversationOptions) -> list[OfferedTool]:
@@ -152,8 +153,8 @@ def offered(options: ConversationOptions) -> list[OfferedTool]:
 def mistakes(args: "GRPOConfig") -> Iterator[str]:
     """Wrong options of conversations."""
     for name in ("tool_call_names", "tool_configs"):
-        given = getattr(args, name)
-        if given and len(given) != len(args.tools):
+        values = getattr(args, name)
+        if values and len(values) != len(args.tools):
             yield f"{shown(args, name)}: there are {len(args.tools)} tools. Give one for each, in their order."
             return
     for module in args.environment_modules:
@@ -218,10 +219,10 @@ def tools_of_row(tools: Sequence[OfferedTool], active: Sequence[str] | None) -> 
     """The tools that a row may use: all, or those that its column `tools` names, by their names or those of their functions."""
     if active is None:
         return list(tools)
-    chosen = []
+    selection = []
     for tool in tools:
-        schemas = [one for one in tool.schemas if tool.spec.name in active or schema_name(one) in active]
+        schemas = [schema for schema in tool.schemas if tool.spec.name in active or schema_name(schema) in active]
         if schemas:
-            own = {name: tool.own_names[name] for name in map(schema_name, schemas)}
-            chosen.append(OfferedTool(tool.spec, schemas, own))
-    return chosen
+            names = {name: tool.own_names[name] for name in map(schema_name, schemas)}
+            selection.append(OfferedTool(tool.spec, schemas, names))
+    return selection

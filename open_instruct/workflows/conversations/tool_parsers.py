@@ -66,16 +66,16 @@ class LegacyParser(ToolParser):
         matches = list(self._tag.finditer(text))
         calls = [self._call_of(match[1], match[2]) for match in matches]
         rest = text[matches[-1].end() if matches else 0 :].rpartition(END_THINK)[2]
-        for begun in self._begin.finditer(rest):
-            if self._is_meant(begun, rest):
-                return [*calls, self._unread(rest[begun.start() :], begun[1] if begun.lastindex else "")]
+        for beginning in self._begin.finditer(rest):
+            if self._is_meant(beginning, rest):
+                return [*calls, self._unread(rest[beginning.start() :], beginning[1] if beginning.lastindex else "")]
         return calls
 
-    def _is_meant(self, begun: re.Match[str], text: str) -> bool:
+    def _is_meant(self, beginning: re.Match[str], text: str) -> bool:
         """Whether a tag that does not end begins a call: it is closed in another way, begins or ends a line, or has a word
         right behind it. `I do not call <search> now.` only mentions the tag."""
-        rest = text[begun.end() :]
-        begins_line = not text[: begun.start()].rpartition("\n")[2].strip()
+        rest = text[beginning.end() :]
+        begins_line = not text[: beginning.start()].rpartition("\n")[2].strip()
         is_closed = any(end in rest for end in self.stop)
         return begins_line or is_closed or not rest.partition("\n")[0].strip() or bool(_CALL_BEHIND_TAG.match(rest))
 
@@ -129,35 +129,35 @@ class VllmToolParser(ToolParser):
 
     def calls(self, text: str) -> list[ToolCall]:
         spoken = without_thoughts(text)
-        whole = self._parse(spoken)
+        pairs = self._parse(spoken)
         form = self._form
         parts = list(form.parts(spoken, self._parameters)) if form else []
         if form is None or not parts:
-            calls = [self._call_of(name, written) for name, written in whole]
+            calls = [self._call_of(name, payload) for name, payload in pairs]
             has_mark = form is not None and not form.call.startswith("{")
             return [call for call in calls if call.name in self._parameters or call.arguments or not has_mark]
         problems = [form.problem(part) for part in parts]
-        if len(whole) > len(parts) and not any(problems) and not any(_json_problem(written) for _, written in whole):
-            return [self._call_of(name, written) for name, written in whole]
+        if len(pairs) > len(parts) and not any(problems) and not any(_json_problem(payload) for _, payload in pairs):
+            return [self._call_of(name, payload) for name, payload in pairs]
         calls = []
         for part, problem in zip(parts, problems, strict=True):
             inside = [] if problem else self._parse(form.turn(part))
-            wrong = next((reason for _, written in inside if (reason := _json_problem(written))), "")
-            if wrong or not inside:
-                calls.append(self._unread(part, wrong or problem, inside[0][0] if inside else ""))
+            flaw = next((reason for _, payload in inside if (reason := _json_problem(payload))), "")
+            if flaw or not inside:
+                calls.append(self._unread(part, flaw or problem, inside[0][0] if inside else ""))
             else:
-                calls += [self._checked(name, written, part) for name, written in inside]
+                calls += [self._checked(name, payload, part) for name, payload in inside]
         return calls
 
-    def _checked(self, name: str, written: str, part: str) -> ToolCall:
+    def _checked(self, name: str, payload: str, part: str) -> ToolCall:
         """A call that the parser has found, unless its arguments were lost."""
         assert self._form is not None
-        if not json.loads(written or "{}") and (problem := self._form.lost_arguments(part)):
+        if not json.loads(payload or "{}") and (problem := self._form.lost_arguments(part)):
             return self._unread(part, problem, name)
-        return self._call_of(name, written)
+        return self._call_of(name, payload)
 
-    def _call_of(self, name: str, written: str) -> ToolCall:
-        arguments = _read_json(written or "{}")
+    def _call_of(self, name: str, payload: str) -> ToolCall:
+        arguments = _read_json(payload or "{}")
         if isinstance(arguments, str) and isinstance(inner := _read_json(arguments), dict):
             arguments = inner
         if arguments is None:
@@ -169,10 +169,12 @@ class VllmToolParser(ToolParser):
     def _unread(self, part: str, problem: str, name: str = "") -> ToolCall:
         """A call that cannot be read. Its name is that of the tool that it mentions first."""
         assert self._form is not None
-        places = {known: place.start() for known in self._parameters if (place := _word(known).search(part))}
-        name = name or min(places, key=lambda known: places[known], default=NO_TOOL)
-        shown = name if name in self._parameters else next(iter(self._parameters), "tool")
-        example = self._form.turn(self._form.example(shown, {self._parameters.get(shown, NO_PARAMETER): "…"}))
+        places = {
+            candidate: place.start() for candidate in self._parameters if (place := _word(candidate).search(part))
+        }
+        name = name or min(places, key=lambda candidate: places[candidate], default=NO_TOOL)
+        tool = name if name in self._parameters else next(iter(self._parameters), "tool")
+        example = self._form.turn(self._form.example(tool, {self._parameters.get(tool, NO_PARAMETER): "…"}))
         why = f" ({problem})" if problem else ""
         return ToolCall(name, problem=f"this call cannot be read{why}. A call looks like this: {example}", text=part)
 
@@ -187,10 +189,10 @@ _CALL_BEHIND_TAG = re.compile(r"[-+$\"(\[{]*\w|\s+name\s*=")
 _THOUGHTS = re.compile(rf"\A(?:(?!{THINK}).)*?{END_THINK}|{THINK}.*?{END_THINK}", re.DOTALL)
 
 
-def _json_problem(written: str) -> str:
+def _json_problem(payload: str) -> str:
     """Why arguments that a parser has found cannot be read; empty if they can."""
     try:
-        json.loads(written or "{}")
+        json.loads(payload or "{}")
     except (ValueError, RecursionError) as error:
         return f"its arguments are no JSON: {error}"
     return ""
@@ -257,11 +259,11 @@ def _is_deep(value: Any, levels: int) -> bool:
     return not levels or any(_is_deep(inner, levels - 1) for inner in inside)
 
 
-def tool_parser(kind: str, schemas: Sequence[Schema], of_vllm: VllmParsers) -> ToolParser:
+def tool_parser(kind: str, schemas: Sequence[Schema], vllm_parsers: VllmParsers) -> ToolParser:
     """The parser for `--tool_parser_type kind`."""
     if kind == "legacy":
         return LegacyParser(schemas)
     if kind == "dr_tulu":
         return DrTuluParser(schemas)
     name = kind.removeprefix(VLLM)
-    return VllmToolParser(schemas, of_vllm(name, schemas), FORMS.get(name))
+    return VllmToolParser(schemas, vllm_parsers(name, schemas), FORMS.get(name))

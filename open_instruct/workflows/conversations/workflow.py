@@ -76,7 +76,7 @@ class Conversations(Workflow):
         facts = facts_of_row(columns, self._tools)
         participants = self._participants(facts, None)
         check_places(participants, self.options)
-        answering = next((one.spec.name for one in participants if one.schemas), "")
+        answering = next((participant.spec.name for participant in participants if participant.schemas), "")
         if answering and self._no_place_for_answers:
             raise ValueError(f"{answering} answers calls of tools, and {self._no_place_for_answers}")
         return facts
@@ -84,7 +84,7 @@ class Conversations(Workflow):
     def row_schemas(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not self.options.pass_tools_to_chat_template:
             return []
-        return [one for participant in self._participants(facts, None) for one in participant.schemas]
+        return [schema for participant in self._participants(facts, None) for schema in participant.schemas]
 
     def template_mistakes(self, codec: ChatCodec) -> Iterator[str]:
         if self.options.tool_parser_type in OWN_TURN:
@@ -115,15 +115,17 @@ class Conversations(Workflow):
                 group.create_task(Conversation(setting, ctx, number).run())
                 for number in range(request.generation_config.n)
             ]
-        ended: list[Ended] = [talk.result() for talk in talks]
-        return Trajectory([sample for one in ended for sample in one.samples], [asdict(one.account) for one in ended])
+        results: list[Ended] = [talk.result() for talk in talks]
+        return Trajectory(
+            [sample for result in results for sample in result.samples], [asdict(result.account) for result in results]
+        )
 
     def _setting(self, request: PromptRequest, ctx: Context) -> Setting:
         task = request.task
         participants = self._participants(task, task["ground_truth"])
         if self._bridge is None:
             self._bridge = Bridge(ctx.codec)
-        schemas = [one for participant in participants for one in participant.schemas]
+        schemas = [schema for participant in participants for schema in participant.schemas]
         return Setting(
             prompt_id=request.prompt_id,
             prompt_ids=request.prompt,
@@ -138,19 +140,21 @@ class Conversations(Workflow):
 
     def _participants(self, facts: Mapping[str, Any], ground_truth: Any) -> list[Participant]:
         """The tools that the row may use, and the environments that it names."""
-        of_row = {entry["env_name"]: _own_settings(entry) for entry in facts.get("environments") or ()}
+        row_settings = {entry["env_name"]: _own_settings(entry) for entry in facts.get("environments") or ()}
         tools = tools_of_row(self._tools, facts.get("tools"))
-        known = {name for tool in self._tools for name in (tool.spec.name, tool.spec.target)}
-        chosen = {tool.spec.name for tool in tools}  # a tool may be offered with only some of its functions
-        tools += [tool for tool in self._tools if _row_names(of_row, tool.spec) and tool.spec.name not in chosen]
-        for name in of_row:
-            if name not in known:
+        names = {name for tool in self._tools for name in (tool.spec.name, tool.spec.target)}
+        tool_names = {tool.spec.name for tool in tools}  # a tool may be offered with only some of its functions
+        tools += [
+            tool for tool in self._tools if _row_names(row_settings, tool.spec) and tool.spec.name not in tool_names
+        ]
+        for name in row_settings:
+            if name not in names:
                 spec = EnvironmentSpec(name, name)
                 tools.append(OfferedTool.of(spec, environment_class(name).schemas({})))
         participants = []
         for tool in tools:
             cls = environment_class(tool.spec.target)
-            settings = of_row.get(tool.spec.name, of_row.get(tool.spec.target))
+            settings = row_settings.get(tool.spec.name, row_settings.get(tool.spec.target))
             task = None if cls.is_stateless else {"ground_truth": ground_truth, **(settings or {})}
             participants.append(Participant(tool.spec, tool.schemas, tool.own_names, cls.takes_text, task))
         return participants
@@ -173,8 +177,8 @@ def _own_settings(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in ("env_name", "is_text_env")}
 
 
-def _row_names(of_row: Mapping[str, Any], spec: EnvironmentSpec) -> bool:
-    return spec.name in of_row or spec.target in of_row
+def _row_names(row_settings: Mapping[str, Any], spec: EnvironmentSpec) -> bool:
+    return spec.name in row_settings or spec.target in row_settings
 
 
 def facts_of_row(columns: Mapping[str, Any], tools: Sequence[OfferedTool]) -> dict[str, Any]:
@@ -189,11 +193,11 @@ def facts_of_row(columns: Mapping[str, Any], tools: Sequence[OfferedTool]) -> di
     facts: dict[str, Any] = {}
     active = columns.get("tools")
     if isinstance(active, list) and all(isinstance(name, str) for name in active):
-        known = {name for tool in tools for name in (tool.spec.name, *tool.own_names)}
-        unknown = [name for name in active if name not in known]
+        names = {name for tool in tools for name in (tool.spec.name, *tool.own_names)}
+        unknown = [name for name in active if name not in names]
         if unknown:
             raise ValueError(
-                f"'tools' names {unknown[0]!r:.80}, and --tools gives: {', '.join(sorted(known)) or 'none'}"
+                f"'tools' names {unknown[0]!r:.80}, and --tools gives: {', '.join(sorted(names)) or 'none'}"
             )
         facts["tools"] = active
     elif active not in (None, "", []):
@@ -211,13 +215,13 @@ def facts_of_row(columns: Mapping[str, Any], tools: Sequence[OfferedTool]) -> di
 def check_places(participants: Sequence[Participant], options: ConversationOptions) -> None:
     """Raises `ValueError` if a conversation could never begin because it needs more processes than there may be: one for each
     environment that it keeps, and one for all its tools. `--tools calculator` with an `env_config` of two games needs three."""
-    kept = [one.spec.name for one in participants if one.is_kept]
-    has_tools = len(participants) > len(kept)
-    num_needed = len(kept) + has_tools
+    names = [participant.spec.name for participant in participants if participant.is_kept]
+    has_tools = len(participants) > len(names)
+    num_needed = len(names) + has_tools
     if num_needed > options.num_places:
-        of_tools = ", and its tools one more" if has_tools else ""
+        addition = ", and its tools one more" if has_tools else ""
         raise ValueError(
-            f"needs {num_needed} processes at once (one each for {', '.join(kept)}{of_tools}), and --pool_size allows "
+            f"needs {num_needed} processes at once (one each for {', '.join(names)}{addition}), and --pool_size allows "
             f"{options.num_places}: raise --pool_size to {num_needed} or more"
         )
 
@@ -237,9 +241,11 @@ def _entries(config: Any) -> tuple[list[Any], Any]:
 
 def _needed_settings(cls: type[Environment]) -> list[str]:
     """Constructor arguments that an environment needs. A row cannot supply them, because its arguments come with the reset."""
-    taken = inspect.signature(cls).parameters.values()
+    parameters = inspect.signature(cls).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in taken if one.default is one.empty and one.kind in kinds]
+    return [
+        parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds
+    ]
 
 
 def _checked_entry(entry: Any, tools: Sequence[OfferedTool]) -> dict[str, Any]:
@@ -247,9 +253,9 @@ def _checked_entry(entry: Any, tools: Sequence[OfferedTool]) -> dict[str, Any]:
         raise ValueError(f"an environment in 'env_config' needs an 'env_name', got {entry!r:.80}")
     name = entry["env_name"]
     if not any(name in (tool.spec.name, tool.spec.target) for tool in tools):
-        needed = _needed_settings(environment_class(name))  # raises for a name that is not registered
-        if needed:
+        settings = _needed_settings(environment_class(name))  # raises for a name that is not registered
+        if settings:
             raise ValueError(
-                f"the environment {name!r} needs {', '.join(needed)}: name it in --tools, and give it in --tool_configs"
+                f"the environment {name!r} needs {', '.join(settings)}: name it in --tools, and give it in --tool_configs"
             )
     return {key: value for key, value in entry.items() if value is not None}

@@ -123,7 +123,7 @@ def rc_states_are_there(args: "GRPOConfig") -> Iterator[str]:
 
 
 def rc_templates_have_their_fields(args: "GRPOConfig") -> Iterator[str]:
-    for name, known, required in (
+    for name, fields, required in (
         ("rc_reasoning_prompt_template", REASONING_FIELDS, REASONING_FIELDS),
         (
             "rc_summarization_prompt_template",
@@ -136,7 +136,7 @@ def rc_templates_have_their_fields(args: "GRPOConfig") -> Iterator[str]:
         except (OSError, UnicodeDecodeError) as error:
             yield f"--{name}: it cannot be read ({getattr(error, 'strerror', None) or error}). Check the path."
             continue
-        for mistake in template_mistakes(template, known=known, required=required):
+        for mistake in template_mistakes(template, fields=fields, required=required):
             yield f"--{name}: {mistake}"
 
 

@@ -123,8 +123,8 @@ class RCPlanner:
         options = self._options
         if not options.states_per_problem:
             return RCPlan(problem, num_cycles=options.num_cycles, num_summaries=options.num_summaries)
-        drawn = np.random.default_rng(seed).permutation(options.num_cycles)[: options.states_per_problem]
-        states = tuple(sorted(drawn.tolist()))
+        draw = np.random.default_rng(seed).permutation(options.num_cycles)[: options.states_per_problem]
+        states = tuple(sorted(draw.tolist()))
         later = [state for state in states if state > 0]
         # If summaries are trained, a rollout samples the summaries that lead to each drawn state, so it begins before the first.
         at_most = later[0] - (1 if options.num_summaries else 0) if later else 0

@@ -65,16 +65,16 @@ def required_of_summaries(style: str) -> tuple[str, ...]:
     return ("reasoning",) if style == "append" else ("existing_summary", "reasoning")
 
 
-def template_mistakes(template: str, *, known: Collection[str], required: Collection[str]) -> list[str]:
+def template_mistakes(template: str, *, fields: Collection[str], required: Collection[str]) -> list[str]:
     """What is wrong with a template; empty if nothing is."""
-    found = {match["name"] for match in _BRACES.finditer(template) if match["name"] and not match["command"]}
-    unknown = sorted(found - set(known))
-    listing = ", ".join(f"{{{name}}}" for name in known)
+    names = {match["name"] for match in _BRACES.finditer(template) if match["name"] and not match["command"]}
+    unknown = sorted(names - set(fields))
+    listing = ", ".join(f"{{{name}}}" for name in fields)
     mistakes = [
         f"{{{name}}} is no field. There are {listing}; write {{{{{name}}}}} where braces are meant." for name in unknown
     ]
     return mistakes + [
-        f"it lacks {{{name}}}. Write it where that text shall stand." for name in required if name not in found
+        f"it lacks {{{name}}}. Write it where that text shall stand." for name in required if name not in names
     ]
 
 

@@ -34,9 +34,11 @@ def rewards_of_turns(
     rewards = list(scores)
     for position, sample in enumerate(samples):
         if sample.kind == SUMMARIZATION:
-            led_to = [scores[i] for i, other in enumerate(samples) if other.parent == position]
-            known = [score for score in led_to if score is not None]
-            rewards[position] = 0.0 if summary_reward != "downstream_mean" else fmean(known) if known else None
+            led_to = [scores[i] for i, turn in enumerate(samples) if turn.parent == position]
+            turn_scores = [score for score in led_to if score is not None]
+            rewards[position] = (
+                0.0 if summary_reward != "downstream_mean" else fmean(turn_scores) if turn_scores else None
+            )
     return rewards
 
 
@@ -57,12 +59,12 @@ def rollout_metrics(rollouts: Sequence[ScoredGroup], parts: Sequence[ScoredGroup
     by_turn: defaultdict[tuple[str, int], list[ScoredGroup]] = defaultdict(list)
     for part in parts:
         by_turn[part.first.kind, part.first.number].append(part)
-    for (turn_type, number), some in sorted(by_turn.items()):
+    for (turn_type, number), groups in sorted(by_turn.items()):
         name = f"{turn_type}_{number}"
-        metrics[f"rc/score_{name}"] = float(np.concatenate([part.scores for part in some]).mean())
-        metrics[f"rc/tokens_{name}"] = fmean([len(response) for part in some for response in part.result.responses])
+        metrics[f"rc/score_{name}"] = float(np.concatenate([part.scores for part in groups]).mean())
+        metrics[f"rc/tokens_{name}"] = fmean([len(response) for part in groups for response in part.result.responses])
         metrics[f"rc/at_limit_{name}"] = fmean(
-            [sample.finish_reason == "length" for part in some for sample in part.samples]
+            [sample.finish_reason == "length" for part in groups for sample in part.samples]
         )
     return metrics
 
@@ -100,10 +102,10 @@ def evaluation_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
         metrics[f"eval/rc/tokens_cycle_{number}"] = fmean(
             [len(response) for part in parts for response in part.result.responses]
         )
-    known = [scores for rollout in finished if (scores := _scores_by_trajectory(rollout)) is not None]
-    if known:
-        right = [float((scores.max(axis=0) >= 1 - 1e-6).mean()) for scores in known]
-        metrics["eval/rc/accuracy_any_cycle"] = share_finished * fmean(right)
+    matrices = [scores for rollout in finished if (scores := _scores_by_trajectory(rollout)) is not None]
+    if matrices:
+        shares = [float((scores.max(axis=0) >= 1 - 1e-6).mean()) for scores in matrices]
+        metrics["eval/rc/accuracy_any_cycle"] = share_finished * fmean(shares)
     metrics["eval/rc/at_limit"] = fmean(
         [sample.finish_reason == "length" for rollout in finished for sample in rollout.samples]
     )

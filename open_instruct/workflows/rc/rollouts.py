@@ -167,8 +167,8 @@ class _RolloutBuilder:
         return len(self._groups)
 
     def _sample_at(self, state: InferenceProblemState, summary: TrainingText | None) -> None:
-        first = 1 + state.sample_id * self._num_samples  # sample 0 of each step is the trajectory's own
-        branches = [state.branch(first + number) for number in range(self._num_samples)]
+        first_id = 1 + state.sample_id * self._num_samples  # sample 0 of each step is the trajectory's own
+        branches = [state.branch(first_id + number) for number in range(self._num_samples)]
         group = self._groups.setdefault(self._next_group, [])
 
         async def sample() -> None:
@@ -193,11 +193,11 @@ class _RolloutBuilder:
             self._add(reasoning, summary)
             if state.reasoning_turn_number == self._settings.num_reasoning_steps:
                 return
-            written = await self._workflow.take_turn(state)
-            self._count(written)
-            self._reach(state, written)
+            text = await self._workflow.take_turn(state)
+            self._count(text)
+            self._reach(state, text)
             if self._plan.num_summaries:
-                summary = written
+                summary = text
                 self._add(summary, None)
 
     def _add(self, text: TrainingText, summary: TrainingText | None) -> None:

@@ -103,8 +103,8 @@ class RCTurns:
     def _request(self, state: InferenceProblemState) -> tuple[TurnRequest, bool]:
         """The next turn, and whether something was left out of its prompt to make it fit."""
         settings, turn_type = state.settings, state.next_turn_type
-        wanted = settings.max_reasoning_tokens if turn_type == REASONING else settings.max_summary_tokens
-        room = self.max_model_len - min(wanted, self.max_model_len // SHORTEST_ANSWER)
+        max_tokens = settings.max_reasoning_tokens if turn_type == REASONING else settings.max_summary_tokens
+        room = self.max_model_len - min(max_tokens, self.max_model_len // SHORTEST_ANSWER)
         prompt_ids, was_shortened = self._prompt(state, room)
         if len(prompt_ids) >= self.max_model_len:
             raise PromptTooLong(
@@ -112,7 +112,7 @@ class RCTurns:
             )
         request = TurnRequest(
             prompt_ids=prompt_ids,
-            max_tokens=min(wanted, self.max_model_len - len(prompt_ids)),
+            max_tokens=min(max_tokens, self.max_model_len - len(prompt_ids)),
             temperature=settings.temperature,
             top_p=settings.top_p,
             seed=state.turn_seed,
@@ -156,8 +156,8 @@ def _fit(build: Callable[..., list[int]], parts: list[str], room: int, codec: Ch
     while len(prompt_ids) > room and any(lengths):
         # Text that is cut in two and joined again may have more tokens than its parts, hence the loop and the 1.
         lengths = _leveled(lengths, sum(lengths) - max(1, len(prompt_ids) - room))
-        kept = (codec.shortened(part, length) if length else "" for part, length in zip(parts, lengths, strict=True))
-        prompt_ids = build(*kept)
+        texts = (codec.shortened(part, length) if length else "" for part, length in zip(parts, lengths, strict=True))
+        prompt_ids = build(*texts)
     return prompt_ids, True
 
 

@@ -118,11 +118,11 @@ class TrainingText:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingText":
         """The turn back from `to_json`; other keys are ignored."""
-        known = {item.name: values[item.name] for item in fields(cls)}
-        known["prompt_ids"] = np.asarray(known["prompt_ids"], np.int32)
-        known["response_ids"] = np.asarray(known["response_ids"], np.int32)
-        known["logprobs"] = np.asarray(known["logprobs"], np.float32)
-        return cls(**known)
+        arguments = {item.name: values[item.name] for item in fields(cls)}
+        arguments["prompt_ids"] = np.asarray(arguments["prompt_ids"], np.int32)
+        arguments["response_ids"] = np.asarray(arguments["response_ids"], np.int32)
+        arguments["logprobs"] = np.asarray(arguments["logprobs"], np.float32)
+        return cls(**arguments)
 
 
 @dataclass(frozen=True)

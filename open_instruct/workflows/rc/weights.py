@@ -8,14 +8,14 @@ TurnWeights = Mapping[tuple[str, int | None], float]
 """Weights by (turn type, turn number). None as the number stands for all numbers."""
 
 
-def parse_turn_weights(written: Sequence[str]) -> dict[tuple[str, int | None], float]:
+def parse_turn_weights(entries: Sequence[str]) -> dict[tuple[str, int | None], float]:
     """The entries as a mapping: `reasoning:3=2.0 summarization=0.5` gives the third reasoning turn weight 2 and summaries 0.5.
 
     Raises:
         ValueError: an entry is wrong; the message says what is wrong with the first such entry.
     """
     weights: dict[tuple[str, int | None], float] = {}
-    for entry in written:
+    for entry in entries:
         turn, _, weight = entry.partition("=")
         turn_type, _, number = turn.partition(":")
         is_good = turn_type in (REASONING, SUMMARIZATION) and (not number or (number.isdecimal() and int(number) > 0))
