@@ -65,14 +65,14 @@ def evaluation_metrics(
 
 def speed_metrics(rollouts: Sequence[ScoredGroup]) -> dict[str, float]:
     """Tokens per second of an evaluation; empty if nothing was answered."""
-    answered = [rollout for rollout in rollouts if rollout.samples]
-    if not answered:
+    groups = [rollout for rollout in rollouts if rollout.samples]
+    if not groups:
         return {}
-    statistics = [rollout.result.token_statistics for rollout in answered]
+    statistics = [rollout.result.token_statistics for rollout in groups]
     start = min(stats.start_time for stats in statistics)
     end = max(stats.start_time + stats.generation_time for stats in statistics)
     num_tokens = sum(stats.num_response_tokens for stats in statistics)
     return {
-        "eval/actor_tokens_per_second": tokens_per_second(answered),
+        "eval/actor_tokens_per_second": tokens_per_second(groups),
         "eval/response_tokens_per_second": num_tokens / max(end - start, 1e-9),
     }

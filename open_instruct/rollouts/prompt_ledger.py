@@ -95,14 +95,14 @@ class PromptLedger:
     def commit(self, training_step: int) -> list[tuple[IssuedPrompt, str]]:
         """The step was trained: make the fates of its prompts final. Returns these prompts and fates in the order of issue."""
         staged = self._staged.pop(training_step, {})
-        settled = sorted(
+        pairs = sorted(
             ((self._open.pop(prompt_id), fate) for prompt_id, fate in staged.items()),
             key=lambda pair: pair[0].issue_number,
         )
-        self.fates.update(fate for _, fate in settled)
-        self._newest_settled = max([self._newest_settled, *(prompt.issue_number for prompt, _ in settled)])
+        self.fates.update(fate for _, fate in pairs)
+        self._newest_settled = max([self._newest_settled, *(prompt.issue_number for prompt, _ in pairs)])
         self.check()
-        return settled
+        return pairs
 
     def num_places_used(self, training_step: int) -> int:
         """How many places of the prompt order the steps up to this one have used: those of prompts with a fate, and those of rows
@@ -123,15 +123,15 @@ class PromptLedger:
         the engines. Then 3 prompts are dropped as `zero_std` and 6 as `run_ended`.
         """
         staged = {prompt_id: fate for fates in self._staged.values() for prompt_id, fate in fates.items()}
-        ended = [
+        pairs = [
             (prompt, reason if (fate := staged.get(prompt.prompt_id, CONSUMED)) == CONSUMED else fate)
             for prompt in self.open_prompts()
         ]
-        self.fates.update(fate for _, fate in ended)
+        self.fates.update(fate for _, fate in pairs)
         self._open.clear()
         self._staged.clear()
         self.check()
-        return ended
+        return pairs
 
     def check(self) -> None:
         settled = sum(self.fates.values())

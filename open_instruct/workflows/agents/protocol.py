@@ -114,8 +114,8 @@ def generate_request(body: Any, sampling: SamplingConfig, *, model: str, vocab_s
     token_ids = values.get("token_ids")
     if not isinstance(token_ids, list) or not token_ids or not all(type(token_id) is int for token_id in token_ids):
         raise Refused("token_ids must be a list of whole numbers that is not empty")
-    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
-        raise Refused(f"token_ids holds {wrong[0]}, and the model's tokens are numbered from 0 to {vocab_size - 1}")
+    if outliers := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
+        raise Refused(f"token_ids holds {outliers[0]}, and the model's tokens are numbered from 0 to {vocab_size - 1}")
     params = _object(values.get("sampling_params") or {}, "sampling_params")
     _refuse_unknown(values, {"model", "token_ids", "sampling_params", "return_token_ids"})
     _refuse_unknown(params, {*_WISHES, "logprobs", "prompt_logprobs"}, "sampling_params.")

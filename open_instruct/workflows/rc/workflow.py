@@ -118,9 +118,9 @@ class ReasoningCache(Workflow):
         problem = messages[0]["content"]
         state = InferenceProblemState(Problem("", problem, None, "", ""), self._settings)
         opens_think = self._settings.use_think_tags
-        first = codec.chat_prompt(state.get_filled_reasoning_prompt(), opens_think=opens_think)
+        reasoning = codec.chat_prompt(state.get_filled_reasoning_prompt(), opens_think=opens_think)
         summarization = codec.chat_prompt(state.get_filled_summarization_prompt())
-        return OwnPrompt(problem, first, max(len(first), len(summarization)))
+        return OwnPrompt(problem, reasoning, max(len(reasoning), len(summarization)))
 
     # --- in the controller --------------------------------------------------------------------------------------------
 
