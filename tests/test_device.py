@@ -215,6 +215,32 @@ def test_a_learner_uses_freed_memory_again(monkeypatch: pytest.MonkeyPatch, cpu:
     assert grown_mib < 30
 
 
+FREED_TENSORS = """
+import time, torch
+def own_mib():
+    return int([line for line in open("/proc/self/status") if line.startswith("RssAnon")][0].split()[1]) >> 10
+before = own_mib()
+tensors = [torch.ones(2**18) for _ in range(512)]  # 512 MiB
+del tensors
+deadline = time.monotonic() + 60
+while own_mib() - before > 50 and time.monotonic() < deadline:
+    time.sleep(0.2)
+    for _ in range(2000):
+        torch.ones(1000)
+print(own_mib() - before)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere learners keep glibc's allocator")
+def test_a_learner_gives_back_what_it_no_longer_uses(monkeypatch: pytest.MonkeyPatch, cpu: Device) -> None:
+    """Lengths differ from step to step. If freed memory were kept for ever, a real model would fill the machine."""
+    for name in ("LD_PRELOAD", "MALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    program = [sys.executable, "-c", FREED_TENSORS]
+    held_mib = int(subprocess.check_output(program, env=os.environ | allocator_env(cpu), text=True, timeout=120))
+    assert held_mib < 50
+
+
 def test_little_shared_memory_is_told_on_gpu_nodes(monkeypatch: pytest.MonkeyPatch, cpu: Device, gpu: Device) -> None:
     monkeypatch.setattr(device_module.shutil, "disk_usage", lambda _: SimpleNamespace(total=64 * 2**20))
     assert doubts_about_machine(cpu) == []

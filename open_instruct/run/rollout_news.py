@@ -36,7 +36,7 @@ class NewsTeller:
         news = wait(run.components.rollouts.controller.news.remote(), subject="news of the controller")
         self._asked_at = time.monotonic()
         for warning in news.warnings:
-            logger.warning("the rollout controller: %s", warning)
+            logger.warning("%s", warning)
         for sample in news.samples:
             logger.info("%s", sample)
         for step, rows in news.left_out.items():

@@ -290,7 +290,7 @@ def component_status(run: Run) -> ComponentStatus:
         timeout_s=CONTROL_S,
     )
     for warning in controller["warnings"]:
-        logger.warning("the rollout controller: %s", warning)
+        logger.warning("%s", warning)
     return ComponentStatus(
         trainer=run.trainer.get_statistics() | run.synchronizer.get_statistics(),
         rollouter=controller["statistics"],

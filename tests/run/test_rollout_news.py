@@ -76,7 +76,7 @@ def test_news_are_told_though_another_part_is_dead(
     with pytest.raises(ComponentDied):
         run.components.health.check()
     tell_last_news(run)
-    assert caplog.messages == ["the rollout controller: no score above 0"]
+    assert caplog.messages == ["no score above 0"]
 
 
 def test_a_dead_controller_has_no_news_and_the_log_says_so(
