@@ -31,8 +31,9 @@ Options of a loss, an advantage or a workflow of yours are in `--help` when its 
 """
 API_INTRODUCTION = """# Python API
 
-`python scripts/reference_pages.py` writes this page anew, from docstrings. These are the names that files of yours import, to start a run
-or for a reward, a loss, an environment, a workflow. Everything else may change from one version to the next.
+`python scripts/reference_pages.py` writes this page anew, from docstrings. These are the names that files of yours
+import, to start a run or for a reward, a loss, an environment, a workflow. Everything else may change from one version to the
+next.
 """
 API: dict[str, tuple[str, tuple[str, ...]]] = {
     "A run from Python": ("open_instruct.python_api", ("GRPO", "GRPOResult", "RunFailed")),

@@ -17,6 +17,8 @@ from open_instruct.run.memory_needs import needed_on_device
 
 Kind = Literal["GPU memory", "KV cache memory", "main memory", "/dev/shm"]
 NUM_PROPOSALS = 3
+LEARNER = "PolicyTrainer"
+"""Part of the name of a learner's process."""
 CONTAINER_COUNTS, MACHINE_COUNTS = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
 """Each has a line `oom_kill N`: processes that Linux has ended because memory ran out. The first, which only containers have,
 counts those of this container; the second counts all of the machine, also those of other containers."""
@@ -32,7 +34,7 @@ UNITS = {
     "TB": 10**12,
 }
 AMOUNT = r"(?P<{}>[\d.]+) ?(?P<{}_unit>[KMGT]i?B|B|bytes)"
-DEMAND, FREE, TOTAL = (AMOUNT.format(name, name) for name in ("demand", "free", "total"))
+DEMAND, FREE, USED, TOTAL = (AMOUNT.format(name, name) for name in ("demand", "free", "used", "total"))
 TEXTS: tuple[tuple[Kind, str], ...] = (
     (
         "GPU memory",
@@ -54,8 +56,12 @@ TEXTS: tuple[tuple[Kind, str], ...] = (
     ("/dev/shm", r"ObjectStoreFullError"),
     ("main memory", rf"can't allocate memory: you tried to allocate {DEMAND}"),
     ("main memory", rf"Unable to allocate {DEMAND} for an array"),
-    ("main memory", rf"was running was {FREE} / {TOTAL} .*?exceeds the memory usage threshold"),
-    ("main memory", r"due to the node running low on memory|\bMemoryError\b|Cannot allocate memory|bad_alloc"),
+    ("main memory", rf"main memory ran out: {USED} of {TOTAL} were in use(?: \((?P<users>[^)]*)\))?"),  # `root_cause`
+    ("main memory", rf"Memory usage {USED} exceeded threshold of \d+B \([\d.]+% of {TOTAL} limit\)"),
+    (
+        "main memory",
+        r"main memory ran out|due to the node running low on memory|\bMemoryError\b|Cannot allocate memory|bad_alloc",
+    ),
 )
 """What ran out, by the texts that say so; the first that matches counts."""
 
@@ -70,12 +76,15 @@ class OutOfMemory:
     free: int | None = None
     total: int | None = None
     """Bytes in all."""
+    users: str = ""
+    """The processes that held most."""
 
     def __str__(self) -> str:
         numbers = [
             "" if self.demand is None else f"{gib(self.demand)} were wanted",
             "" if self.free is None else f"{gib(self.free)} were free",
             "" if self.total is None else f"there are {gib(self.total)} in all",
+            self.users,
         ]
         return ", ".join(filter(None, numbers)) or "the error does not say how much was wanted"
 
@@ -84,10 +93,10 @@ def out_of_memory(text: str) -> OutOfMemory | None:
     """What ran out, according to the text of an error; None if no memory did."""
     for kind, pattern in TEXTS:
         if match := re.search(pattern, text, re.DOTALL):
-            amounts = {name: _bytes(match, name) for name in ("demand", "free", "total")}
-            if "exceeds the memory usage" in pattern and amounts["total"] is not None:  # Ray tells what is in use
-                amounts["free"] = max(amounts["total"] - (amounts["free"] or 0), 0)
-            return OutOfMemory(kind, **amounts)
+            demand, free, used, total = (_bytes(match, name) for name in ("demand", "free", "used", "total"))
+            if used is not None and total is not None:
+                free = max(total - used, 0)
+            return OutOfMemory(kind, demand, free, total, match.groupdict().get("users") or "")
     return None
 
 
@@ -145,7 +154,8 @@ def memory_message(args: GRPOConfig, error: BaseException, kills: KernelKills) -
         return f"{where} has probably run out of main memory: {by_linux}.{_cure(args, where, 'main memory')}"
     if shortage is None:
         return ""
-    return f"{where} ran out of {shortage.kind}: {shortage}.{_cure(args, where, shortage.kind)}"
+    culprit = "learner" if LEARNER in shortage.users else where
+    return f"{where} ran out of {shortage.kind}: {shortage}.{_cure(args, culprit, shortage.kind)}"
 
 
 def _part_of(error: BaseException) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from conftest import make_args
+from ray.exceptions import OutOfMemoryError
 
-from open_instruct.cluster.failures import ComponentDied
+from open_instruct.cluster.failures import ComponentDied, root_cause
 from open_instruct.device import Device
 from open_instruct.run.memory_advice import savings
 from open_instruct.run.memory_needs import needed_on_device
@@ -21,10 +22,18 @@ TORCH = (
     "Of the allocated memory 76.00 GiB is allocated by PyTorch"
 )
 RAY = (
-    "Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.0.0.1, ID: ab12) where the task "
-    "(actor ID: 12, name=Learner, pid=77) "
-    "was running was 30.50GB / 32.00GB (0.953125), which exceeds the memory usage threshold of 0.95."
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.1, ID: ab12) was 2.89GB used "
+    "/ 23.54GB limit (0.122697)\n"
+    "OOM kill reason: Memory usage 3068600320B exceeded threshold of 3033181696B (12.0% of 25276514304B limit)\n"
+    "Object store memory usage: [- objects spillable: 0\n"
+    "Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n"
+    "3639\t1.92\tray::PolicyTrainerRayProcess.train\n"
+    "1152\t0.68\t/usr/bin/python -m pytest -v\n"
+    "3362\t0.07\tpython oom.py\n"
+    "Refer to the documentation on how to address the out of memory issue: https://docs.ray.io. To adjust the kill "
+    "threshold, set the environment variable `RAY_memory_usage_threshold` when starting Ray."
 )
+"""As Ray 2.60 writes it, with the middle left out."""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +57,7 @@ RAY = (
             0.12 * GIB,
             None,
         ),
-        (RAY, "main memory", None, 1.5e9, 32e9),
+        (RAY, "main memory", None, 25276514304 - 3068600320, 25276514304),
         ("numpy: Unable to allocate 1.50 TiB for an array with shape (3,)", "main memory", 1.5 * 2**40, None, None),
         ("[Errno 12] Cannot allocate memory", "main memory", None, None, None),
         ("unable to write to file </torch_77_1_0>: No space left on device (28)", "/dev/shm", None, None, None),
@@ -119,10 +128,30 @@ def test_the_message_says_where_how_much_and_what_helps(monkeypatch: pytest.Monk
     assert "--vllm_gpu_memory_utilization 0.8" in of_engine
     assert "--pack_length" not in of_engine
     of_node = memory_message(args, died("learner 0", RAY), kills)
-    assert of_node.startswith("learner 0 ran out of main memory: 1.4 GiB were free, there are 29.8 GiB in all.")
+    assert of_node.startswith("learner 0 ran out of main memory: 20.7 GiB were free, there are 23.5 GiB in all.")
     assert "What makes it smaller" in of_node
     assert "--shm-size" in memory_message(args, died("engine 0", "insufficient shared memory (shm)"), kills)
     assert memory_message(args, ComponentDied("learner 0 failed: CUDA error: device-side assert"), kills) == ""
+
+
+def test_an_engine_that_ray_ended_for_memory_names_who_holds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray ends the youngest process, which is seldom the one that grew."""
+    cause = root_cause(OutOfMemoryError(RAY))
+    assert cause == (
+        "Ray ended it, because main memory ran out: 2.9 GiB of 23.5 GiB were in use "
+        "(1.92 GiB by ray::PolicyTrainerRayProcess.train, 0.68 GiB by /usr/bin/python)"
+    )
+    error, args = ComponentDied(f"engine 0 died: {cause}"), args_on(monkeypatch, "cpu")
+    text = memory_message(args, error, KernelKills(tmp_path / "absent"))
+    assert text.startswith(
+        "engine 0 ran out of main memory: 20.6 GiB were free, there are 23.5 GiB in all, "
+        "1.92 GiB by ray::PolicyTrainerRayProcess.train, 0.68 GiB by /usr/bin/python."
+    )
+    assert all(str(saving) in text for saving in savings(args, needed_on_device)[:3])
+    assert "vllm_max_num_seqs" not in text
+    assert root_cause(OutOfMemoryError("in other words")) == "Ray ended it, because main memory ran out"
 
 
 def test_a_process_that_linux_has_killed_is_a_shortage_of_main_memory(
