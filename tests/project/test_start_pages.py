@@ -23,8 +23,8 @@ OWN_PROGRAMS = {
     for name in ("chat", "doctor")
     for option in re.findall(r'add_argument\(\s*"--(\w+)"', (ROOT / "open_instruct" / f"{name}.py").read_text())
 }
-OTHER_PROGRAMS = {"shm-size", "ipc"}
-"""Options of docker."""
+OTHER_PROGRAMS = {"shm-size", "ipc", "dtype", "enforce-eager"}
+"""Options of docker and of vLLM."""
 METRIC = re.compile(
     r"`((?:all_groups|batch|val|policy|debug|optim|objective|eval|time|engines|tools)/[\w/<>]+|num_steps_\w+)`"
 )
