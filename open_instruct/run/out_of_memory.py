@@ -77,7 +77,7 @@ class OutOfMemory:
     total: int | None = None
     """Bytes in all."""
     users: str = ""
-    """The processes that held most."""
+    """The processes that held most, and how much: `ray::PolicyTrainerRayProcess.train held 16.8 GiB`."""
 
     def __str__(self) -> str:
         numbers = [

@@ -141,13 +141,13 @@ def test_an_engine_that_ray_ended_for_memory_names_who_holds_it(
     cause = root_cause(OutOfMemoryError(RAY))
     assert cause == (
         "Ray ended it, because main memory ran out: 2.9 GiB of 23.5 GiB were in use "
-        "(1.92 GiB by ray::PolicyTrainerRayProcess.train, 0.68 GiB by /usr/bin/python)"
+        "(ray::PolicyTrainerRayProcess.train held 1.92 GiB, /usr/bin/python held 0.68 GiB)"
     )
     error, args = ComponentDied(f"engine 0 died: {cause}"), args_on(monkeypatch, "cpu")
     text = memory_message(args, error, KernelKills(tmp_path / "absent"))
     assert text.startswith(
         "engine 0 ran out of main memory: 20.6 GiB were free, there are 23.5 GiB in all, "
-        "1.92 GiB by ray::PolicyTrainerRayProcess.train, 0.68 GiB by /usr/bin/python."
+        "ray::PolicyTrainerRayProcess.train held 1.92 GiB, /usr/bin/python held 0.68 GiB."
     )
     assert all(str(saving) in text for saving in savings(args, needed_on_device)[:3])
     assert "vllm_max_num_seqs" not in text
