@@ -6,7 +6,7 @@
 #   bash scripts/test.sh -m slow              kill tests and learning checks, minutes each
 #   bash scripts/test.sh tests/test_x.py -x   one file
 #
-# Without a -m of the caller's, tests marked extended, slow or gpu are left out.
+# Without a -m of the caller's, tests marked extended, slow or gpu are left out. An expression with "not alone" runs in two lanes.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -21,6 +21,7 @@ lanes=()
 for argument in "$@"; do
     case "$argument" in
         -m | -m?* | --markexpr | --markexpr=*) marks=() ;;
+        *"not alone"*) ;;
         *slow* | *gpu* | *.py | *.py::* | -k | -k?*) lanes=() ;;
     esac
 done

@@ -25,7 +25,7 @@ from open_instruct.cluster.process_watch import (
     marked,
 )
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.alone]
 
 LIMIT_S = 1.0
 

@@ -76,6 +76,7 @@ def test_calls_at_the_same_time_get_their_own_answers(ray_session: Any, teacher:
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_a_teacher_that_is_killed_is_started_again_and_answers(ray_session: Any, teacher: Any) -> None:
     process_id, said = ray_session.get(teacher.score.remote(sequences()), timeout=TIMEOUT_S)
     os.kill(process_id, signal.SIGKILL)

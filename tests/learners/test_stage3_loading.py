@@ -98,6 +98,7 @@ def loaded(rank: Rank, path: str) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_only_rank_0_holds_the_experts_while_they_load(ray_session: Any, ranks: list[Any], mixture: Path) -> None:
     from transformers import AutoModelForCausalLM
 

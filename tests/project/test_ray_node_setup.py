@@ -21,7 +21,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 from node_settings import RAY_ON_LOOPBACK, authentication, first_host_of_slurm, read_place, read_settings  # noqa: E402
 from ray_node_setup import own_address  # noqa: E402
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.alone]
 
 SMALL = "--num-cpus 1 --object-store-memory 80000000"
 SHOW_CLUSTER = """

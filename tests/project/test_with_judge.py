@@ -45,6 +45,7 @@ def test_no_command_is_a_mistake() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_the_command_can_ask_the_judge_and_nothing_is_left(tmp_path: Path) -> None:
     words = [sys.executable, str(SCRIPT), "--model", str(TINY_MODEL), "--log", str(tmp_path / "judge.log"), "--"]
     done = subprocess.run(
@@ -56,6 +57,7 @@ def test_the_command_can_ask_the_judge_and_nothing_is_left(tmp_path: Path) -> No
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_sigterm_reaches_the_command_and_then_the_judge_ends(tmp_path: Path) -> None:
     waits = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(600)"
     begun = tmp_path / "begun"

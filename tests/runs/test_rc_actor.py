@@ -82,6 +82,7 @@ def turns_of(tmp_path: Path) -> list[TrainingText]:
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_two_workers_and_two_servers(tmp_path: Path, problems: Path) -> None:
     def forgetful(call: Call) -> Any:
         return web.Response(status=503) if call.number % 11 == 5 else polite(call)
@@ -157,6 +158,7 @@ def run_with_failures(tmp_path: Path, problems: Path, failing: str, *further: st
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_a_run_that_is_stopped_goes_on(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.delay_s = 0.05
     arguments = words(tmp_path, problems, [server], "actor.llm_max_rollouts=2")
@@ -189,6 +191,7 @@ def test_a_run_that_is_stopped_goes_on(server: ScriptedServer, tmp_path: Path, p
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_ctrl_c_ends_all_processes(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.delay_s = 30
     process = start(words(tmp_path, problems, [server], "actor.rollout_workers=2"))
@@ -207,6 +210,7 @@ def test_ctrl_c_ends_all_processes(server: ScriptedServer, tmp_path: Path, probl
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("number", "told"),
     [(signal.SIGKILL, "rc-worker-0 died (exit code -9)"), (signal.SIGSTOP, "rc-worker-0 (process")],
@@ -230,6 +234,7 @@ def test_a_worker_that_is_killed_or_stopped_ends_the_run_by_name(
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_workers_end_when_the_loop_is_killed(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.delay_s = 30
     process = start(words(tmp_path, problems, [server]))
@@ -246,6 +251,7 @@ def test_workers_end_when_the_loop_is_killed(server: ScriptedServer, tmp_path: P
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_a_server_that_stays_away_ends_the_run(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.script = lambda call: server._loop.stop() if call.number == 20 else polite(call)
     code, output = run(words(tmp_path, problems, [server], "me.max_server_downtime_s=2"))
@@ -255,6 +261,7 @@ def test_a_server_that_stays_away_ends_the_run(server: ScriptedServer, tmp_path:
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_a_server_that_is_restarted_costs_no_trajectory(tmp_path: Path, problems: Path) -> None:
     with ScriptedServer(delay_s=0.05) as server:
 
@@ -304,6 +311,7 @@ async def cannot_travel(turn, score):
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     (tmp_path / "mine_rc.py").write_text(USERS_PARTS)
     mine = ("dataset_loader=mine_rc.load_datasets", "train_dataset_names=[a, b]", "seed=5")
@@ -332,6 +340,7 @@ def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
@@ -402,6 +411,7 @@ def test_mistakes_are_told_before_anything_starts(
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("word", "told"),
     [
@@ -424,6 +434,7 @@ def test_what_a_worker_finds_out(server: ScriptedServer, tmp_path: Path, problem
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_an_absent_server_is_one_message_in_time(tmp_path: Path, problems: Path) -> None:
     absent = ScriptedServer(port=1)
     started = time.monotonic()
@@ -435,6 +446,7 @@ def test_an_absent_server_is_one_message_in_time(tmp_path: Path, problems: Path)
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.api_key = "rightrightright"
     named = [*words(tmp_path, problems, [server]), f"me.api_key_urls={server.url}"]
@@ -447,6 +459,7 @@ def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, prob
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_the_key_of_openai_goes_to_the_servers_named_for_it_alone(
     server: ScriptedServer, tmp_path: Path, problems: Path
 ) -> None:
@@ -457,6 +470,7 @@ def test_the_key_of_openai_goes_to_the_servers_named_for_it_alone(
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     """And with it the trajectory that it belongs to, not the other samples of the problem."""
     long = threading.Event()
@@ -520,6 +534,7 @@ def test_the_base_file_holds_the_documented_keys_and_defaults() -> None:
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     server: ScriptedServer, tmp_path: Path, problems: Path
 ) -> None:
@@ -543,6 +558,7 @@ def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 def test_an_evaluation_against_one_long_turn(tmp_path: Path) -> None:
     """Cycles of 48 and summaries of 32 tokens, hence 208 for one turn; the context ends it earlier for one of the problems."""
 

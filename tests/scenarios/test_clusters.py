@@ -9,7 +9,7 @@ import pytest
 from clusters import Node, marked, ray_nodes
 from whole_runs import assert_no_shared_memory_is_left, shared_memory
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.alone]
 
 PASS_ARRAYS_AROUND = """
 import os

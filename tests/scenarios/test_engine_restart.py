@@ -28,7 +28,7 @@ from open_instruct.run.heartbeats import Heartbeats
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
 from open_instruct.system.interruption import Interrupted
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.alone]
 
 
 @pytest.fixture(autouse=True)

@@ -183,6 +183,7 @@ def test_an_engine_in_an_update_does_not_stand_still(one_engine: Cluster, prompt
 
 
 @pytest.mark.extended
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("num_engines", [1, 2])
