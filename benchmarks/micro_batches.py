@@ -64,7 +64,7 @@ class OneLearner:
         """Seconds until the forward pass is queued and done, and the same of the backward pass."""
         self.engine.set_gradient_accumulation_boundary(is_last)
         start = time.perf_counter()
-        loss, _, _ = self.loss.compute(micro_batch, None)
+        loss = self.loss.compute(micro_batch, None).loss
         queued = time.perf_counter()
         self.device.synchronize()
         done = time.perf_counter()

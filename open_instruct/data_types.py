@@ -320,6 +320,8 @@ class MiniBatch:
     """Conversations with a trained token in this optimizer step over all ranks. A response that is a single sample is one."""
     num_global_ce_tokens: int = 0
     """Tokens whose cross-entropy is trained on in this optimizer step over all ranks."""
+    samples_of_micro_batches: tuple[tuple[int, ...], ...] = ()
+    """For each micro-batch the numbers of its samples among the samples of the partial batch, row by row. For the record."""
 
 
 @dataclass(frozen=True)

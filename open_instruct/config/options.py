@@ -415,6 +415,11 @@ class SavingOptions:
     """Training steps from one showing of show_samples responses to the next. -1: only those of the first step."""
     rollouts_save_path: str | None = None
     """Directory for the rollouts of save_traces, in open-instruct's format. By default rollouts in output_dir."""
+    record: bool = True
+    """Write the record of the run to record/ in output_dir: every response with its tokens, log-probabilities of engine and
+    learner, scores, and what became of it (docs/reference/record.md). `python -m open_instruct.watch` shows it."""
+    record_keep_steps: int = limited(-1, Limits(1, never_means="all"))
+    """Newest training steps whose responses the record keeps. -1: all."""
 
 
 @dataclass(kw_only=True)

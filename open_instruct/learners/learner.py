@@ -37,11 +37,11 @@ from open_instruct.learners.models import build_engine, build_reference, hf_mode
 from open_instruct.learners.moving_reference import MovingReference
 from open_instruct.learners.offload_tags import REFERENCE, TAGS, WEIGHTS
 from open_instruct.learners.optimizer_step import apply_gradient, discard_gradient
-from open_instruct.learners.policy_loss import PolicyLoss
+from open_instruct.learners.policy_loss import MicroBatchLoss, PolicyLoss
 from open_instruct.learners.random_state import random_state, seed_everything, set_random_state
 from open_instruct.learners.safe_load import data_only
 from open_instruct.learners.state_offload import StateOffload
-from open_instruct.learners.step_sums import StepSums
+from open_instruct.learners.step_sums import TOKENS, StepSums
 from open_instruct.learners.train_actor import POLICY, TrainRayActor
 from open_instruct.learners.weight_link import LinkOptions, WeightLink
 from open_instruct.learners.weight_sync import DeepSpeedWeightSource
@@ -150,10 +150,7 @@ class PolicyTrainerRayProcess(TrainRayActor):
         self._step = None if batch.is_last else step
         with self._cores.computing():
             if in_parts:
-                self._accumulate(step, mini_batches, is_last=batch.is_last)
-                if batch.is_last:
-                    step.divisor = self._divisor(batch)
-                    self._update(step, 0, batch.num_global_tokens, denominator=step.divisor)
+                self._accumulate(step, mini_batches, batch)
             else:
                 self._train_whole(step, mini_batches)
         step.num_tokens += sum(micro.num_tokens for mini in mini_batches for micro in mini.micro_batches)
@@ -167,12 +164,10 @@ class PolicyTrainerRayProcess(TrainRayActor):
 
     def _report(self, step: StepSums, *, num_epochs: int) -> dict[str, Any]:
         is_counted = self.rank % self._args.sequence_parallel_size == 0  # other ranks of a group have the same rows
-        return step.report(
-            num_epochs=num_epochs,
-            memory_in_use_bytes=self._device.memory.in_use_bytes(),
-            peak_memory_bytes=self._device.memory.peak_bytes(),
-            is_counted=is_counted,
-        )
+        memory = self._device.memory
+        in_use, peak = memory.in_use_bytes(), memory.peak_bytes()
+        report = step.report(num_epochs, memory_in_use_bytes=in_use, peak_memory_bytes=peak, is_counted=is_counted)
+        return report | ({TOKENS: ray.put(step.token_values())} if is_counted and self._args.record else {})
 
     def _fetch(self, rollout_id: int, rollout_data_ref: Box | RolloutBatch) -> tuple[RolloutBatch, list[MiniBatch]]:
         """The batch, and this rank's share of its data."""
@@ -193,7 +188,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
             for mini_batch in mini_batches:
                 step.divisor += self._divisor(mini_batch)
                 for micro_batch in mini_batch.micro_batches:
-                    step.add(*self._loss.compute(micro_batch, None, scales=self._scales(mini_batch))[1:])
+                    loss = self._loss.compute(micro_batch, None, scales=self._scales(mini_batch))
+                    step.add(loss.sums, loss.mismatch)
                     step.num_tokens += micro_batch.num_tokens
         step.lr, step.seconds = self.engine.get_lr()[0], time.perf_counter() - started
         return self._report(step, num_epochs=1)
@@ -207,36 +203,39 @@ class PolicyTrainerRayProcess(TrainRayActor):
                     step.num_empty += 1
                     continue
                 is_untouched = epoch == 0 and not step.grad_norms  # the learner still has the weights of the engines
-                parts = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
-                for sums, mismatch in parts:
-                    step.add(sums, mismatch if is_untouched else None)
+                losses = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
+                for loss in losses:
+                    step.add(loss.sums, loss.mismatch if is_untouched else None)
+                step.remember_tokens(losses if epoch == 0 else [])
                 step.divisor += self._divisor(mini_batch)
                 self._update(step, epoch * len(mini_batches) + number, mini_batch.num_global_tokens)
 
-    def _train_mini_batch(
-        self, mini_batch: MiniBatch, old_logprobs: list[torch.Tensor] | None
-    ) -> list[tuple[dict, dict]]:
-        """Accumulate the gradient of one optimizer step. Returns sums and engine mismatch for each micro-batch."""
-        parts = []
+    def _train_mini_batch(self, mini_batch: MiniBatch, old: list[torch.Tensor] | None) -> list[MicroBatchLoss]:
+        """Accumulate the gradient of one optimizer step. Returns the losses of the micro-batches."""
+        losses = []
         last = len(mini_batch.micro_batches) - 1
         divisor = self._divisor(mini_batch)
         for number, micro_batch in enumerate(mini_batch.micro_batches):
             self.engine.set_gradient_accumulation_boundary(number == last)
-            old = old_logprobs[number] if old_logprobs else None
-            loss_sum, sums, mismatch = self._loss.compute(micro_batch, old, scales=self._scales(mini_batch))
+            loss = self._loss.compute(micro_batch, old[number] if old else None, scales=self._scales(mini_batch))
             # times world_size, because DeepSpeed averages over ranks and the loss is a sum over ranks
-            self.engine.backward(loss_sum * (self.world_size / divisor), scale_wrt_gas=False)
-            parts.append((sums, mismatch))
-        return parts
+            self.engine.backward(loss.loss * (self.world_size / divisor), scale_wrt_gas=False)
+            losses.append(loss.without_graph())
+        return losses
 
-    def _accumulate(self, step: StepSums, mini_batches: Sequence[MiniBatch], *, is_last: bool) -> None:
-        """Forward and backward of one partial batch. The denominator is not known yet, so this is the gradient of plain sums."""
+    def _accumulate(self, step: StepSums, mini_batches: Sequence[MiniBatch], batch: RolloutBatch) -> None:
+        """Forward and backward of one partial batch, and after the last the optimizer step. The denominator is not known before,
+        so this is the gradient of plain sums."""
         micro_batches = [micro for mini_batch in mini_batches for micro in mini_batch.micro_batches]
         for number, micro_batch in enumerate(micro_batches):
-            self.engine.set_gradient_accumulation_boundary(is_last and number == len(micro_batches) - 1)
-            loss_sum, sums, mismatch = self._loss.compute(micro_batch, None)
-            self.engine.backward(loss_sum * self.world_size, scale_wrt_gas=False)
-            step.add(sums, mismatch)
+            self.engine.set_gradient_accumulation_boundary(batch.is_last and number == len(micro_batches) - 1)
+            loss = self._loss.compute(micro_batch, None)
+            self.engine.backward(loss.loss * self.world_size, scale_wrt_gas=False)
+            step.add(loss.sums, loss.mismatch)
+            step.remember_tokens([loss.without_graph()])
+        if batch.is_last:
+            step.divisor = self._divisor(batch)
+            self._update(step, 0, batch.num_global_tokens, denominator=step.divisor)
 
     def _update(self, step: StepSums, number: int, num_tokens: int, *, denominator: float | None = None) -> None:
         """Make optimizer step `number` (from 0) of a training step, but none without trained tokens, because momentum and weight

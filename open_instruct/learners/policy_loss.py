@@ -1,6 +1,7 @@
 """The loss of a micro-batch: forward passes, the algorithm's loss per token, corrections, KL penalty, metric sums."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,26 @@ UNSCALED = Scales()
 """All parts of the loss have one denominator."""
 
 
+@dataclass(frozen=True)
+class MicroBatchLoss:
+    """The loss of a micro-batch."""
+
+    loss: torch.Tensor
+    """Summed over trained tokens, with its gradient."""
+    sums: dict[str, torch.Tensor]
+    """Metrics, summed over trained tokens."""
+    mismatch: dict[str, torch.Tensor]
+    """Sums of the differences between the learner's log-probs and the engine's."""
+    logprobs: (
+        torch.Tensor
+    )  # (trained tokens,) float32, without gradient: before the first update of the step, row by row
+    correction: torch.Tensor | None  # (trained tokens,) float32: importance weights; None without a correction
+
+    def without_graph(self) -> "MicroBatchLoss":
+        """The same numbers without the graph of the backward pass, and so without its memory."""
+        return replace(self, loss=self.loss.detach())
+
+
 class PolicyLoss:
     """Computes losses and log-probs of `engine`, the DeepSpeed engine of the policy.
 
@@ -46,8 +67,8 @@ class PolicyLoss:
 
     def compute(
         self, micro_batch: CollatedBatchData, old_logprobs: torch.Tensor | None, *, scales: Scales = UNSCALED
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The loss summed over trained tokens, with its gradient; metric sums; sums of the mismatch with the engine's log-probs.
+    ) -> MicroBatchLoss:
+        """The loss of a micro-batch and what is told of it.
 
         `old_logprobs`, (rows, tokens - 1), are the log-probs before the first update of the step. None means that no update was
         made yet, so the policy itself is the old policy.
@@ -57,10 +78,8 @@ class PolicyLoss:
         mask = tensors["response_masks"][:, 1:]
         vllm_logprobs = tensors["vllm_logprobs"][:, 1:]
         new_logprobs, entropy, top_logprobs = self._forward(self._engine, tensors, tensors.get("teacher_top_ids"))
-        if args.use_vllm_logprobs:
-            old_logprobs = vllm_logprobs
-        elif old_logprobs is None:
-            old_logprobs = new_logprobs.detach()
+        before_update = new_logprobs.detach() if old_logprobs is None else old_logprobs
+        old_logprobs = vllm_logprobs if args.use_vllm_logprobs else before_update
         positions = tensors["position_ids"][:, 1:]
         weights, rho_sums = self._correction(tensors, new_logprobs, old_logprobs)
         inputs = make_loss_inputs(
@@ -96,7 +115,8 @@ class PolicyLoss:
             sums["loss/total_avg"] = sums["loss/total_avg"] + cross_entropy.detach()
         sums["policy/entropy_avg"] = (entropy.detach() * mask).sum()
         mismatch = logprob_difference_sums(new_logprobs.detach(), vllm_logprobs, mask)
-        return loss, sums, mismatch
+        correction = None if weights is None else weights.detach()[mask].float()
+        return MicroBatchLoss(loss, sums, mismatch, before_update[mask].float(), correction)
 
     def old_logprobs(self, mini_batches: Sequence[MiniBatch]) -> list[list[torch.Tensor]] | None:
         """Log-probs before the first update of the step, per mini- and micro-batch. None where they are not needed.

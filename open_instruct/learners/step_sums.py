@@ -14,8 +14,12 @@ from open_instruct.algorithms.metric_merging import finish_logprob_difference, f
 if TYPE_CHECKING:
     import torch
 
+    from open_instruct.learners.policy_loss import MicroBatchLoss
+
 logger = logging.getLogger(__name__)
 
+TOKENS = "tokens"
+"""Key of a rank's report: reference to what `StepSums.token_values` gives. Absent without a record."""
 NONFINITE_STEPS = "optim/nonfinite_steps"
 """Metric: optimizer steps of a training step that were left out because the gradient was not finite."""
 
@@ -38,12 +42,26 @@ class StepSums:
     lr: float = 0.0
     seconds: float = 0.0
     optimizer_s: float = 0.0
+    _tokens: "list[MicroBatchLoss]" = field(default_factory=list)
 
     def add(self, sums: "Mapping[str, torch.Tensor]", mismatch: "Mapping[str, torch.Tensor] | None") -> None:
         for name, value in sums.items():
             self.sums[name] += float(value)
         if mismatch is not None:
             self.mismatches.append({name: float(value) for name, value in mismatch.items()})
+
+    def remember_tokens(self, losses: "Sequence[MicroBatchLoss]") -> None:
+        """Keep the log-probs and importance weights of the trained tokens, for the record."""
+        self._tokens += losses
+
+    def token_values(self) -> dict[str, np.ndarray | None]:
+        """`logprobs` and `correction`, (trained tokens,) float32 in the order of the micro-batches. The first are those before
+        the first update of the step. None: the run has no correction."""
+        corrections = [loss.correction for loss in self._tokens if loss.correction is not None]
+        return {
+            "logprobs": _joined([loss.logprobs for loss in self._tokens]),
+            "correction": _joined(corrections) if corrections else None,
+        }
 
     def note_update(self, grad_norm: float | None) -> None:
         """Count an optimizer step that was made. None: the step was left out, because the gradient was not finite."""
@@ -53,7 +71,7 @@ class StepSums:
             self.grad_norms.append(grad_norm)
 
     def report(
-        self, *, num_epochs: int, memory_in_use_bytes: int, peak_memory_bytes: int, is_counted: bool = True
+        self, num_epochs: int, *, memory_in_use_bytes: int, peak_memory_bytes: int, is_counted: bool = True
     ) -> dict[str, Any]:
         """The sums of one rank, in the form that `merge_step_metrics` takes. Without `is_counted` the sums over tokens are left
         out, because another rank has summed over the same tokens."""
@@ -71,6 +89,10 @@ class StepSums:
             "memory_in_use_bytes": memory_in_use_bytes,
             "peak_memory_bytes": peak_memory_bytes,
         }
+
+
+def _joined(tensors: "Sequence[torch.Tensor]") -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.float32), *(tensor.cpu().numpy() for tensor in tensors)])
 
 
 def merge_step_metrics(reports: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.record.journal import Journal, WarningEvents
+from open_instruct.record.places import RECORD
 from open_instruct.report import component_log
 from open_instruct.report.accuracies import Accuracies
 from open_instruct.report.answers_before_after import answers_before_and_after, rows_of
@@ -97,6 +99,9 @@ class RunLog:
         self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
         self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
         self._isolation = Isolation("writing completions")
+        self.journal = Journal(self._output_dir / RECORD, is_on=args.record)
+        self.journal.start(command=args.command_line, title=args.run_title)
+        self._warnings = WarningEvents(self.journal).__enter__()
         self._line: ProgressLine | None = None
         self._accuracies: dict[str, Accuracy] = {}
         """The last of each evaluation set, by its name."""
@@ -126,6 +131,7 @@ class RunLog:
         last_kept = training_step if checkpoint is not None else -1
         num_cut = self._writer.truncate_after(last_kept)
         self._prompts.truncate_after(last_kept)
+        self.journal.event("loop", after_step=training_step, checkpoint=checkpoint)
         if checkpoint is not None:
             logger.info(
                 "going on from %s after step %d (%s cut)", checkpoint, training_step, counted(num_cut, "later row")
@@ -190,6 +196,7 @@ class RunLog:
                 path = self._output_dir / COMPLETIONS_DIRECTORY / f"step_{version:06d}.jsonl"
                 write_lines(path, [*_of_other_sets(path, rows), *rows])
             self._tracker.log_table(COMPLETIONS, rows, version)
+        self.journal.event("evaluation", version=version)
         if (accuracies := Accuracies.of(metrics)) is not None:
             self._remember(accuracies, version)
             logger.info("evaluation after step %d: %s", version, accuracies)
@@ -226,6 +233,7 @@ class RunLog:
     def ended(self, summary: RunSummary, *, exit_code: int) -> RunSummary:
         """The step loop is over: draw the plot, write `summary.json`, print the table."""
         self._exit_code = exit_code
+        self.journal.end("done" if exit_code == 0 else "interrupted", exit_code)
         self._close_line()
         plot = plot_reward_curve(self._output_dir / METRICS_FILE, self._output_dir / PLOT_FILE)
         summary = dataclasses.replace(summary, plot=None if plot is None else str(plot))
@@ -239,10 +247,12 @@ class RunLog:
     def left(self, exit_code: int) -> None:
         """The run ends before its step loop began, so there is nothing to summarise."""
         self._exit_code = exit_code
+        self.journal.end("interrupted", exit_code)
 
     def failed(self, error: BaseException) -> None:
         """The run ends with an error that the user can correct: log one line, and the traceback only at level DEBUG."""
         self._close_line()
+        self.journal.end(f"failed: {error}", 1)
         logger.error("%s", error)
         logger.debug("traceback", exc_info=error)
 
@@ -264,6 +274,8 @@ class RunLog:
 
     def close(self) -> None:
         self._close_line()
+        self.journal.end("failed", self._exit_code)
+        self._warnings.__exit__()
         self._tracker.finish(self._exit_code)
         self._writer.close()
         self._prompts.close()

@@ -24,6 +24,7 @@ from open_instruct.rollouts.likely_causes import Texts, likely_causes, scores_in
 from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size, num_array_bytes
 from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.rollout_record import TOO_OLD, RolloutRecord
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.sample_display import SampleDisplay
 from open_instruct.rollouts.source_metrics import SourceMetrics
@@ -58,6 +59,7 @@ class BatchProducer:
         requests: PromptRequests,
         tokenizer: Any,
         message_queue: MessageQueue,
+        record: RolloutRecord,
     ) -> None:
         self._args = args
         self._collation = collation
@@ -68,6 +70,7 @@ class BatchProducer:
         self._requests = requests
         self._tokenizer = tokenizer
         self._message_queue = message_queue
+        self._record = record
         self.groups: dict[str, ScoredGroup] = {}
         """Complete groups that no step has taken."""
         self.taken: dict[int, list[ScoredGroup]] = {}
@@ -127,7 +130,7 @@ class BatchProducer:
                 assembly = self.assembly or StepAssembly(self._flow.assembling, self._args, self._collation)
                 self.assembly = assembly
                 assignments = self._flow.assign()
-                self._forget_discarded()
+                self._forget_discarded(assembly.training_step)
                 added = [self._add(assembly, assignment) for assignment in assignments]
                 self.display.look_at(assembly.training_step, [rollout for rollout, _ in added])
                 self._warn_without_gradient(assembly)
@@ -155,6 +158,7 @@ class BatchProducer:
         fate = assembly.add(group, assignment)
         rollout = assembly.rollouts[-1]
         self._flow.ledger.stage(prompt_id, fate, assembly.training_step)
+        self._record.took(assembly.training_step, rollout, assignment.prompt, fate)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
         self._requests.note_solved(rollout)
         for position, fate_before in assembly.forget_tokens().items():
@@ -212,13 +216,14 @@ class BatchProducer:
         assembly = self.assembly
         return assembly is not None and assembly.training_step == training_step and assembly.num_extended > 0
 
-    def _forget_discarded(self) -> None:
+    def _forget_discarded(self, training_step: int) -> None:
         """Forget groups that were discarded as too old. Their prompts are issued again."""
         if self._seen_by_cleanup == self._flow.num_stale_discarded:
             return  # looking at all groups for every result would cost more than the ledger does
         self._seen_by_cleanup = self._flow.num_stale_discarded
         for prompt_id in [prompt_id for prompt_id in self.groups if not self._flow.ledger[prompt_id].arrived]:
             group = self.groups.pop(prompt_id)
+            self._record.took(training_step, group, self._flow.ledger[prompt_id], TOO_OLD)
             self._preparation.leave_out(group)
             if self._args.over_issued_prompts:
                 self._over_issue.record(group, is_straggler=True)
@@ -227,6 +232,7 @@ class BatchProducer:
         partial = assembly.next_partial_batch(last=complete)
         if partial is None:
             return
+        self._record.sent(assembly.training_step, partial)
         batch = RolloutBatch(
             training_step=assembly.training_step,
             rank_data=[ray.put(mini_batches) for mini_batches in partial.rank_batches],

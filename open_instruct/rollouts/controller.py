@@ -14,7 +14,7 @@ straggler.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from open_instruct.rollouts.prompt_feeder import TAKING_INVENTORY, PromptFeeder
 from open_instruct.rollouts.prompt_ledger import PromptLedger
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.result_scoring import ResultScoring
+from open_instruct.rollouts.rollout_record import RolloutRecord
 from open_instruct.rollouts.rollout_reports import RolloutReports
 from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, write_state
 from open_instruct.rollouts.running_evaluation import Evaluations
@@ -49,9 +50,11 @@ from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool, default_workers
 from open_instruct.verifiers.registry import import_verifiers
 from open_instruct.verifiers.row_verifiers import names_of_verifiers
+from open_instruct.workflows.base import Workflow
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 RESULTS_ARRIVE_S = 30.0
@@ -124,15 +127,7 @@ class RolloutController:
         self._tokenizer = tokenizer = read_tokenizer(
             options.tokenizer_name_or_path, args.revision_of_tokenizer, args.tokenizer_setup
         )
-        self._scoring = ResultScoring(
-            requests,
-            workflow,
-            tokenizer,
-            _verifier_pool(args, train_dataset, eval_dataset),
-            looks_at_form=args.apply_r1_style_format_reward,
-            rubrics=_evolving_rubrics(args),
-            functions=function_scoring(args, train_dataset, eval_dataset, lambda: flow.version),
-        )
+        self._scoring = _result_scoring(args, requests, workflow, tokenizer, lambda: flow.version)
         self._evaluations = evaluations = Evaluations(args, threads, workflow, eval_dataset)
         self._feeder = PromptFeeder(
             args, threads, flow, requests, evaluations, param_prompt_Q, self._custom_generation_logic
@@ -140,8 +135,18 @@ class RolloutController:
         self._preparation = DataPreparation(
             args, threads, flow, workflow, self._scoring, evaluations, inference_results_Q, teachers
         )
+        self._record = record = RolloutRecord(args, requests)
         self._producer = BatchProducer(
-            args, options.collation, threads, self._preparation, flow, workflow, requests, tokenizer, message_queue
+            args,
+            options.collation,
+            threads,
+            self._preparation,
+            flow,
+            workflow,
+            requests,
+            tokenizer,
+            message_queue,
+            record,
         )
         self._tracker = make_tracker(options.wandb_run_id is not None, _tracker_options(args, options), {})
         self._reports = RolloutReports(
@@ -157,6 +162,7 @@ class RolloutController:
 
     def start(self, version: int) -> None:
         """Begin to issue prompts. Every engine serves `version`, so `version` training steps are done."""
+        self._record.start(version)
         self._flow.start(version, finished=[group.result.prompt_id for group in self._loaded])
         for group in self._loaded:  # as if it had just arrived
             if group.scores is None:
@@ -174,6 +180,7 @@ class RolloutController:
         """End background threads and verifier processes."""
         self._threads.stop()
         self._scoring.close()
+        self._record.close()
         self._tracker.finish()
         self._reports.warnings.remove()
         self._threads.join(timeout_s=4 * POLL_S)
@@ -197,9 +204,10 @@ class RolloutController:
         """End a pause. Prompts are issued again once no other reason to pause is left."""
         self._feeder.resume(reason)
 
-    def commit(self, training_step: int) -> list[dict[str, object]]:
+    def commit(self, training_step: int, tokens: "Sequence[ray.ObjectRef]" = ()) -> list[dict[str, object]]:
         """The learners have trained the step, so the fates of its prompts are final. Returns those that `news` has not returned,
-        in the order of issue."""
+        in the order of issue. `tokens`: for the record, what each share of the learners says of its tokens."""
+        self._record.commit(training_step, tokens)
         with self._threads.lock:
             self._threads.raise_error()
             self._producer.forget_step(training_step)
@@ -227,6 +235,7 @@ class RolloutController:
         self._begin(version)
         self._evaluations.go_on_with(version)
         self._evaluated = self._evaluations.collect(self._args.eval_timeout_s)
+        self._record.measured(version, self._evaluations.answers)
         logger.info("evaluation of version %d: %s", version, self._evaluated)
         self._tracker.log(self._evaluated, version)
 
@@ -377,6 +386,25 @@ class RolloutController:
             num_lost = len(self._flow.recover(present)) + self._evaluations.recover(present)
         self._feeder.resume(TAKING_INVENTORY)
         return num_lost
+
+
+def _result_scoring(
+    args: GRPOConfig,
+    requests: PromptRequests,
+    workflow: Workflow,
+    tokenizer: "PreTrainedTokenizerBase",
+    version: Callable[[], int],
+) -> ResultScoring:
+    """What scores the results. `version` gives the version that the engines have."""
+    return ResultScoring(
+        requests,
+        workflow,
+        tokenizer,
+        _verifier_pool(args, requests.train, requests.held_out),
+        looks_at_form=args.apply_r1_style_format_reward,
+        rubrics=_evolving_rubrics(args),
+        functions=function_scoring(args, requests.train, requests.held_out, version),
+    )
 
 
 def _verifier_pool(args: GRPOConfig, train: PromptDataset, held_out: PromptDataset | None) -> VerifierPool:

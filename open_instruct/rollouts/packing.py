@@ -141,8 +141,10 @@ def _share_mini_batch(
     pairs_per_token: float | None,
     most_tokens: int,
     has_mask: bool,
+    first_number: int,
 ) -> list[MiniBatch]:
-    """One `MiniBatch` per rank."""
+    """One `MiniBatch` per rank. `first_number`: the number of the first of `samples` in the partial batch."""
+    number_of = {id(sample): number for number, sample in enumerate(samples, first_number)}
     rows = share_prompts(samples, pairs_per_token=pairs_per_token, most_tokens=most_tokens, has_mask=has_mask)
     if len(rows) < num_ranks:  # computing a prompt twice is better than letting a rank wait
         rows = share_prompts(samples, pairs_per_token=None, most_tokens=most_tokens)
@@ -150,6 +152,10 @@ def _share_mini_batch(
     bins = _partition_for_ranks(lengths, budget, num_ranks=num_ranks, ops=ops)
     shares = _assign_to_ranks([ops.cost(lengths[i] for i in b) for b in bins], num_ranks)
     micro_batches = [[ops.collate([rows[i] for i in bins[b]], pad_token_id) for b in share] for share in shares]
+    numbers = [
+        tuple(tuple(number_of[id(sample)] for i in bins[b] for sample in rows[i].samples) for b in share)
+        for share in shares
+    ]
     num_micro_batches = max(1, *map(len, micro_batches))
     num_global_tokens = sum(int(sample.mask.sum()) for sample in samples)
     return [
@@ -158,8 +164,9 @@ def _share_mini_batch(
             num_global_tokens=num_global_tokens,
             num_global_sequences=num_conversations(samples),
             num_global_ce_tokens=sum(int(sample.inserted.sum()) for sample in samples if sample.inserted is not None),
+            samples_of_micro_batches=numbers_of_share,
         )
-        for share in micro_batches
+        for share, numbers_of_share in zip(micro_batches, numbers, strict=True)
     ]
 
 
@@ -217,6 +224,7 @@ def prepare_collated_data_for_workers(
             pairs_per_token=pairs_per_token,
             most_tokens=pack_length,
             has_mask=layout == "padded",
+            first_number=sum(len(conversation) for conversation in conversations[:start]),
         )
         for start, end in pairwise(edges)
     ]

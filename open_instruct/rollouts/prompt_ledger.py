@@ -24,6 +24,8 @@ class IssuedPrompt:
     newest_version: int = -1
     """Version of the newest token of the group, from its arrival on."""
     arrived: bool = False
+    num_issues: int = 0
+    """How often the prompt was issued."""
     num_failures: int = 0
     """How often an engine gave the group up. If the prompt is issued again because its engine died or the run was resumed, that
     is not a failure."""

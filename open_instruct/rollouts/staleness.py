@@ -139,7 +139,7 @@ class PromptFlow:
             prompt = self._issue()
         else:
             return None
-        prompt = replace(prompt, version=self.version)
+        prompt = replace(prompt, version=self.version, num_issues=prompt.num_issues + 1)
         self.ledger.update(prompt)
         return prompt
 

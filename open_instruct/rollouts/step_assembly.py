@@ -44,9 +44,14 @@ class PartialBatch:
 
     number: int
     rank_batches: list[list[MiniBatch]]
-    num_samples: int
+    samples: Sequence[TrainingSample]
+    """All samples, in the order of issue. `MiniBatch.samples_of_micro_batches` numbers them."""
     min_version: int
     """Oldest version among the trained tokens."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.samples)
 
 
 @dataclass(frozen=True)
@@ -269,7 +274,7 @@ class StepAssembly:
         batch = PartialBatch(
             number=self._num_partial_batches,
             rank_batches=rank_batches,
-            num_samples=len(samples),
+            samples=samples,
             min_version=min((entry.oldest_trained_version for entry in unsent), default=self.training_step - 1),
         )
         self._unsent = []

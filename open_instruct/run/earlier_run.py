@@ -12,6 +12,7 @@ from glob import escape
 from pathlib import Path
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.record.places import RECORD
 from open_instruct.registry import option_fields
 from open_instruct.report.component_log import LOG_FILE
 from open_instruct.report.metrics_file import STEP_KEY, read_metrics
@@ -27,11 +28,15 @@ RESULTS = (
     *(METRICS_FILE, PROMPTS_FILE, SUMMARY_FILE, PLOT_FILE),
     *(f"{COMPLETIONS_DIRECTORY}/step_{NUMBER}.jsonl", f"transcripts/step_{NUMBER}.txt", f"samples/step_{NUMBER}.jsonl"),
     *(f"rollouts/*_rollouts_{NUMBER}.jsonl", "rollouts/*_metadata.jsonl"),
+    *(f"{RECORD}/steps/{NUMBER}.parquet", f"{RECORD}/open/{NUMBER}.log", f"{RECORD}/evaluations/{NUMBER}_*.parquet"),
 )
 """Patterns of the files with results that a run leaves in its directory. After a start that failed at once there is none."""
 MODELS = MODEL, f"step_{NUMBER}"
 """Patterns of the directories that a run saves models in. They are of a run only if it has trained a step."""
-ACCOMPANIMENT = "logs/driver.log", LOG_FILE, OPTIONS_FILE, "options_[0-9]*.json"
+ACCOMPANIMENT = (
+    *("logs/driver.log", LOG_FILE, OPTIONS_FILE, "options_[0-9]*.json"),
+    *(f"{RECORD}/{name}" for name in ("record.json", "starts.jsonl", "events.jsonl", "undone")),
+)
 """What moves together with results, and stays without them."""
 
 
@@ -70,12 +75,14 @@ def set_aside(args: GRPOConfig) -> str:
 
 
 def _move(path: Path, directory: Path, earlier: Path) -> None:
-    """Move an entry of the directory to the same place in `earlier`, and remove the folder that held it if that is empty now."""
+    """Move an entry of the directory to the same place in `earlier`, and remove the folders that held it if they are empty now."""
     to = earlier / path.relative_to(directory)
-    to.parent.mkdir(exist_ok=True)
+    to.parent.mkdir(parents=True, exist_ok=True)
     path.rename(to)
-    if path.parent != directory and not any(path.parent.iterdir()):
-        path.parent.rmdir()
+    for folder in path.parents:
+        if folder == directory or any(folder.iterdir()):
+            return
+        folder.rmdir()
 
 
 def _names_in(directory: Path, paths: list[Path]) -> list[str]:

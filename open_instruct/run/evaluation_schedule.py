@@ -62,6 +62,7 @@ def start_evaluation(run: Run, sets: Sequence[str]) -> None:
         subject="the start of an evaluation",
         timeout_s=CONTROL_S,
     )
+    run.log.journal.event("evaluation_started", version=version, sets=list(sets))
     run.evaluation_of = version
     run.sets_under_way = tuple(sets)
 

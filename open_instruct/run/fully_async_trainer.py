@@ -9,12 +9,13 @@ first of them are trained while the rest of the step is still being generated.
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import RolloutBatch
-from open_instruct.learners.step_sums import NonfiniteWatch, merge_step_metrics
+from open_instruct.learners.step_sums import TOKENS, NonfiniteWatch, merge_step_metrics
 from open_instruct.report.component_log import component_logger, processing_batch
 from open_instruct.rollouts.batch_progress import BatchProgress
 from open_instruct.rollouts.message_queue import MessageQueue
@@ -34,6 +35,8 @@ class TrainedStep:
     num_prompt_tokens: int
     """Number of prompt tokens in these groups."""
     metrics: dict[str, Any]
+    tokens: Sequence[Any] = ()
+    """For the record: for each share of the data a reference to its `StepSums.token_values`. Empty without a record."""
 
 
 class StepHooks(Protocol):
@@ -114,7 +117,8 @@ class FullyAsyncTrainer:
         }
         num_tokens = int(last.metrics["val/num_step_tokens"])
         num_response_tokens = int(last.metrics["val/num_step_response_tokens"])
-        return TrainedStep(training_step, num_response_tokens, num_tokens - num_response_tokens, metrics)
+        tokens = [report[TOKENS] for report in reports if TOKENS in report]
+        return TrainedStep(training_step, num_response_tokens, num_tokens - num_response_tokens, metrics, tokens)
 
     def check_finite(self, step: TrainedStep) -> None:
         """Log a step whose gradient was not finite. Raises `NonfiniteSteps` after too many such steps in a row."""

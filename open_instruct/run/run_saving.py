@@ -146,7 +146,7 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
     if nothing_to_save(run):
         return
     step = run.progress.training_step
-    with run.timer("saving"):
+    with run.timer("saving"), run.log.journal.span("checkpoint", step=step):
         state = {
             "identity": run.identity,
             "progress": vars(run.progress),
@@ -188,7 +188,8 @@ def save_model(run: "Run", directory: Path, *, is_last: bool = False) -> Path:
     """Save the model as a Hugging Face directory that Transformers and vLLM load. Returns its absolute path. `is_last` as in
     `save_checkpoint`."""
     directory = directory.absolute()  # a learner on another node may have another current directory
-    with run.timer("saving"), _learners_alone(run, is_last=is_last), atomic_directory(directory) as draft:
+    span = run.log.journal.span("model", step=run.progress.training_step)
+    with span, run.timer("saving"), _learners_alone(run, is_last=is_last), atomic_directory(directory) as draft:
         run.components.wait(
             run.components.learners.async_save_model(
                 run.progress.training_step, directory=str(draft), with_optimizer=False

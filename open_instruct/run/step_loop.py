@@ -74,7 +74,7 @@ def resume(run: Run) -> None:
         under_way = newest.state.get("sets_under_way") if newest.state["evaluation_of"] is not None else []
     run.log.started(run.progress.training_step, newest.path if newest else None)
     with LoadingReport("the engines' first weights"):
-        run.synchronizer.sync(run.progress.training_step)
+        _sync(run, run.progress.training_step)
     if newest is not None and (missing := missing_sets(run, under_way)):
         start_evaluation(run, missing)
     components.wait(
@@ -146,7 +146,7 @@ def train(run: Run, clock: WallClock) -> None:
         start_evaluation(run, [evaluation_set.name for evaluation_set in run.evaluation_sets])
     for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
         step = run.trainer.train_step(training_step, hooks)
-        with recorded(run, step, clock), committed(run, training_step):
+        with recorded(run, step, clock), committed(run, step):
             maybe_evaluate(run)
             sync_weights_and_prepare_prompts(run, training_step)
         check_finite(run, step)
@@ -173,11 +173,11 @@ def check_finite(run: Run, step: TrainedStep) -> None:
 
 
 @contextmanager
-def committed(run: Run, training_step: int) -> Iterator[None]:
+def committed(run: Run, step: TrainedStep) -> Iterator[None]:
     """The learners have trained the step: commit the fates of its prompts, in parallel with the block. A checkpoint that is
     written after the block belongs to this step, even if a signal ended the block."""
-    run.progress.training_step = training_step
-    commit = run.components.rollouts.controller.commit.remote(training_step)
+    training_step = run.progress.training_step = step.training_step
+    commit = run.components.rollouts.controller.commit.remote(training_step, step.tokens)
     try:
         yield
     finally:
@@ -232,13 +232,18 @@ def sync_weights_and_prepare_prompts(run: Run, training_step: int) -> None:
     sends = training_step % run.args.trigger_parameter_sync_step == 0 or bool(evaluated)
     weights_come_first = run.components.sharing.is_exclusive
     if sends and weights_come_first:
-        run.synchronizer.sync(training_step)
+        _sync(run, training_step)
     if evaluated:  # before training prompts are admitted, so that the evaluation does not queue behind them
         start_evaluation(run, evaluated)
     refs = tell_version(run, training_step, engines_get_it=sends)
     if sends and not weights_come_first:
-        run.synchronizer.sync(training_step)
+        _sync(run, training_step)
     run.components.wait(refs, subject="the controller and the message queue", timeout_s=CONTROL_S)
+
+
+def _sync(run: Run, version: int) -> None:
+    with run.log.journal.span("sync", version=version):
+        run.synchronizer.sync(version)
 
 
 def tell_version(run: Run, version: int, *, engines_get_it: bool) -> list[Any]:
@@ -277,9 +282,16 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **status.as_metrics(),
     }
     has_bound = "objective/environment_reward" not in row and not run.args.reward_funcs  # these may give any reward
+    run.log.journal.event("step", step=progress.training_step, seconds=seconds, **_parts_of_step(row))
     run.log.step(row, highest_reward=status.highest_reward if has_bound else None)
     run.log.components(status)
     run.mismatch_watch.check(progress.training_step, row)
+
+
+def _parts_of_step(row: dict[str, Any]) -> dict[str, float]:
+    """The seconds of a step by what the driver did, in this order. Checkpoints and models are spans of their own."""
+    names = {"waited_s": "time/trainer_waiting_for_data", "trained_s": "time/learners", "sync_s": "time/weight_sync"}
+    return {part: row[name] for part, name in names.items() if name in row}
 
 
 def component_status(run: Run) -> ComponentStatus:

@@ -116,7 +116,7 @@ def gradients(*, is_cut: bool, num_ranks: int = 1, layout: str = "padded", **opt
             for mini_batch in mini_batches:
                 for place, micro_batch in enumerate(mini_batch.micro_batches):
                     of_micro = None if before is None else before[number][place]
-                    loss_sum, _, _ = loss.compute(micro_batch, of_micro, scales=scales)
+                    loss_sum = loss.compute(micro_batch, of_micro, scales=scales).loss
                     (loss_sum / whole).backward()
         assert weights.grad is not None
         found.append(weights.grad.clone())
@@ -180,7 +180,7 @@ def weight_by_conversation(denominator: str, cuts: tuple[int, ...]) -> list[floa
         response_length=30,
     )
     for micro_batch in mini_batch.micro_batches:
-        (loss.compute(micro_batch, None)[0] / divisor).backward()
+        (loss.compute(micro_batch, None).loss / divisor).backward()
     assert logprobs.grad is not None
     return [-float(logprobs.grad[:30].sum()), -float(logprobs.grad[30:60].sum())]
 

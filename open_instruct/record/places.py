@@ -1,0 +1,76 @@
+"""Where the files of a record lie.
+
+record/
+    record.json                        version of the format
+    starts.jsonl, events.jsonl         written by the driver
+    steps/000012.parquet               samples of a trained step, also those that it left out
+    open/000013.log                    samples of a step that is not trained yet
+    evaluations/000020_default.parquet
+    undone/2/…                         what start 2 of the run found of steps after its checkpoint
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from open_instruct.record.schema import RECORD_VERSION
+from open_instruct.storage.atomic_file import write_atomically
+
+RECORD = "record"
+"""Name of the folder in an output directory."""
+
+
+class RecordPlaces:
+    """The paths in the folder of a record."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.about = root / "record.json"
+        self.starts = root / "starts.jsonl"
+        self.events = root / "events.jsonl"
+
+    def step(self, training_step: int) -> Path:
+        return self.root / "steps" / f"{training_step:06d}.parquet"
+
+    def open_log(self, training_step: int) -> Path:
+        return self.root / "open" / f"{training_step:06d}.log"
+
+    def evaluation(self, version: int, set_name: str) -> Path:
+        return self.root / "evaluations" / f"{version:06d}_{re.sub(r'[^A-Za-z0-9._-]', '_', set_name)}.parquet"
+
+    def steps(self) -> dict[int, Path]:
+        """Trained steps, in order."""
+        return _numbered(self.root / "steps", ".parquet")
+
+    def open_logs(self) -> dict[int, Path]:
+        """Steps that are not trained yet, in order."""
+        return _numbered(self.root / "open", ".log")
+
+    def num_starts(self) -> int:
+        """How often the run was started so far."""
+        lines = self.starts.read_bytes().splitlines() if self.starts.exists() else []
+        return sum(line.startswith(b'{"kind": "start"') for line in lines)
+
+    def evaluations(self) -> list[Path]:
+        return sorted((self.root / "evaluations").glob("*.parquet"))
+
+    def undone_open_logs(self) -> list[Path]:
+        """Logs that earlier starts of the run have left, the newest first."""
+        return sorted(self.root.glob("undone/*/open/*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+    def make(self, training_step: int, start: int) -> None:
+        """Make the folders, and move what they hold of later steps to `undone/`."""
+        for name in ("steps", "open", "evaluations"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        write_atomically(self.about, json.dumps({"version": RECORD_VERSION}).encode() + b"\n")
+        later = [path for step, path in self.steps().items() if step > training_step]
+        for path in [*later, *self.open_logs().values()]:
+            moved = self.root / "undone" / str(start) / path.relative_to(self.root)
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, moved)
+
+
+def _numbered(folder: Path, suffix: str) -> dict[int, Path]:
+    paths = {int(path.stem): path for path in folder.glob(f"*{suffix}") if path.stem.isdigit()}
+    return dict(sorted(paths.items()))

@@ -1,0 +1,148 @@
+"""Reads the record of a run: while it runs, when it has ended, and when it was killed. Writes nothing."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from open_instruct.record import open_log
+from open_instruct.record.journal import END, START
+from open_instruct.record.places import RECORD, RecordPlaces
+from open_instruct.record.schema import RECORD_VERSION, SAMPLES, version_of
+
+
+class NoRecord(ValueError):
+    """The directory holds no record that this program reads; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class EvaluationFile:
+    """One measured evaluation set."""
+
+    version: int
+    set: str
+    path: Path
+
+
+class RunRecord:
+    """The record of the run in an output directory. Every call reads what is on the disk now.
+
+    Raises `NoRecord` if there is none, or one of a version that this program does not know.
+    """
+
+    def __init__(self, output_dir: str | Path) -> None:
+        self.output_dir = Path(output_dir)
+        self.places = RecordPlaces(self.output_dir / RECORD)
+        if not self.places.root.is_dir():
+            raise NoRecord(
+                f"{output_dir} holds no record. Give the --output_dir of a run that was not started with --record False."
+            )
+        with suppress(OSError):  # not written yet
+            about = json.loads(self.places.about.read_bytes())
+            if about["version"] != RECORD_VERSION:
+                raise NoRecord(
+                    f"{output_dir} has a record of version {about['version']}, this program reads {RECORD_VERSION}. "
+                    "Use the version of the project that wrote it."
+                )
+
+    # --- samples ------------------------------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Trained steps whose samples are there, in order."""
+        return list(self.places.steps())
+
+    def open_steps(self) -> list[int]:
+        """Steps that are being put together or trained, in order."""
+        trained = self.places.steps()
+        return [step for step in self.places.open_logs() if step not in trained]
+
+    def samples(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The samples of a step, trained or open; of an open step those that are there. Columns: `schema.SAMPLES`.
+
+        Raises `KeyError` if the record has no such step.
+        """
+        if (path := self.places.step(step)).exists():
+            return _read_table(path, columns)
+        if (path := self.places.open_log(step)).exists():
+            table = pa.Table.from_batches(open_log.read(path), SAMPLES)
+            return table if columns is None else table.select(list(columns))
+        raise KeyError(f"the record has no step {step}")
+
+    def evaluations(self) -> list[EvaluationFile]:
+        """The evaluations, in the order of versions."""
+        return [
+            EvaluationFile(int(version), name, path)
+            for path in self.places.evaluations()
+            for version, _, name in (path.stem.partition("_"),)
+            if version.isdigit()
+        ]
+
+    def evaluation(self, version: int, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The samples of an evaluation set at a version. Raises `KeyError` if it was not measured."""
+        path = self.places.evaluation(version, name)
+        if not path.exists():
+            raise KeyError(f"the record has no evaluation of {name} at version {version}")
+        return _read_table(path, columns)
+
+    def of_prompt(self, prompt_id: str) -> pa.Table:
+        """All samples of a training prompt, also those of attempts that were discarded."""
+        steps = [step for step, rows in self.prompt_rows() if any(row["prompt_id"] == prompt_id for row in rows)]
+        tables = [self.samples(step) for step in dict.fromkeys([*steps, *self.open_steps()]) if self._has(step)]
+        chosen = [table.filter(pc.field("prompt_id") == prompt_id) for table in tables]
+        return pa.concat_tables([SAMPLES.empty_table(), *chosen])
+
+    def _has(self, step: int) -> bool:
+        return self.places.step(step).exists() or self.places.open_log(step).exists()
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def starts(self) -> list[dict[str, Any]]:
+        """The starts of the run in order, each with `end` (a dictionary, or None if it was killed or still runs)."""
+        rows = list(_lines(self.places.starts))
+        ends = {row["number"]: row for row in rows if row["kind"] == END}
+        return [row | {"end": ends.get(row["number"])} for row in rows if row["kind"] == START]
+
+    def events(self) -> list[dict[str, Any]]:
+        """Events of the driver, in order."""
+        return list(_lines(self.places.events))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Rows of `metrics.jsonl`."""
+        return list(_lines(self.output_dir / "metrics.jsonl"))
+
+    def prompt_rows(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """Steps and their prompts, from `prompts.jsonl`."""
+        for line in _lines(self.output_dir / "prompts.jsonl"):
+            yield line["training_step"], line["prompts"]
+
+    def options(self) -> dict[str, Any]:
+        """`options.json`: the command line, and options as given, derived and in force. Empty if there is none."""
+        with suppress(OSError, ValueError):
+            return json.loads((self.output_dir / "options.json").read_bytes())
+        return {}
+
+
+def _read_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    schema = pq.read_schema(path)
+    if (version := version_of(schema)) != RECORD_VERSION:
+        raise NoRecord(f"{path} is of version {version} of the record, this program reads {RECORD_VERSION}.")
+    return pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines of JSON. A line that is torn, or being written, is left out."""
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                with suppress(ValueError):
+                    row = json.loads(line)
+                    if line.endswith(b"\n") and isinstance(row, dict):
+                        yield row
+    except FileNotFoundError:
+        return

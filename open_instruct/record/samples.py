@@ -1,0 +1,262 @@
+"""Turns groups into rows of the record's table of samples."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from open_instruct.data_types import Sample, TrainingSample
+from open_instruct.record import schema
+from open_instruct.record.schema import SAMPLES
+from open_instruct.scored_groups import ScoredGroup
+
+LONGEST_TEXT = 10_000
+"""Characters of a ground truth or of a verifier's reasoning that the record holds; the tests of a program may be long."""
+
+
+@dataclass(frozen=True)
+class RecordedGroup:
+    """A scored group with everything that the record says of it."""
+
+    group: ScoredGroup
+    rewards: np.ndarray  # (G,)
+    row: str
+    """Place of the row in the user's data, such as `train.jsonl line 7`."""
+    source: str
+    """The file or data set that the row comes from."""
+    ground_truth: object
+    outcome: str
+    attempt: int
+    """How often the prompt was issued before: 0 for most."""
+    step: int
+    """The training step; of an evaluation the version that it measures."""
+    arrived: float
+    """Unix time at which the group had its scores."""
+    set: str | None = None
+    """Name of the evaluation set; None in training."""
+
+
+@dataclass(frozen=True)
+class TrainedTokens:
+    """What the learners did with a sample."""
+
+    sample: TrainingSample
+    rank: int
+    mini_batch: int
+    micro_batch: int
+    position: int
+    """Number of the sample in its micro-batch."""
+    logprobs: np.ndarray | None = None  # (trained tokens,) float32
+    """The learner's log-probs before the optimizer step. None: not known."""
+    correction: np.ndarray | None = None  # (trained tokens,) float32
+    """Importance weights. None: the run has no correction."""
+
+
+Trained = Mapping[int, TrainedTokens]
+"""By `id` of the sample's array `response_ids`, for the samples that are trained on."""
+
+
+def rows_of(groups: Sequence[RecordedGroup], trained: Trained | None = None, *, start: int = 1) -> pa.RecordBatch:
+    """The samples of these groups as rows of `SAMPLES`, in order.
+
+    Args:
+        trained: what the learners did, once the step is trained. None: it is not known yet.
+        start: number of the start of the run that writes, from 1.
+    """
+    rows = [_Row(entry, position, trained) for entry in groups for position in range(len(entry.group.samples))]
+    columns = {
+        **_columns_of_group(rows),
+        "start": [start] * len(rows),
+        **_columns_of_sample(rows),
+        **_columns_of_training(rows),
+        **_columns_of_tokens(rows),
+    }
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        for field in SAMPLES
+        for column in (columns[field.name],)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SAMPLES)
+
+
+class _Row:
+    """One sample of a group."""
+
+    def __init__(self, entry: RecordedGroup, position: int, trained: Trained | None) -> None:
+        self.entry = entry
+        self.position = position
+        self.sample: Sample = entry.group.samples[position]
+        self.is_trained_step = trained is not None
+        self.tokens = None if trained is None else trained.get(id(self.sample.response_ids))
+
+
+def _columns_of_group(rows: Sequence[_Row]) -> dict[str, Any]:
+    entries = [row.entry for row in rows]
+    results = [entry.group.result for entry in entries]
+    texts = {id(entry): _text(entry.ground_truth) for entry in entries}
+    return {
+        "prompt_id": [result.prompt_id for result in results],
+        "attempt": [entry.attempt for entry in entries],
+        "step": [entry.step for entry in entries],
+        "set": [entry.set for entry in entries],
+        "row": [entry.row for entry in entries],
+        "source": [entry.source for entry in entries],
+        "outcome": [entry.outcome for entry in entries],
+        "ground_truth": [texts[id(entry)] for entry in entries],
+        "engine": [result.engine_id for result in results],
+        "issue_version": [result.issue_version for result in results],
+        "began": [result.token_statistics.start_time for result in results],
+        "generation_s": [result.token_statistics.generation_time for result in results],
+        "tool_s": [result.token_statistics.tool_time for result in results],
+        "score_s": [entry.group.score_s for entry in entries],
+        "arrived": [entry.arrived for entry in entries],
+    }
+
+
+def _columns_of_sample(rows: Sequence[_Row]) -> dict[str, Any]:
+    samples = [row.sample for row in rows]
+    return {
+        "sample": [row.position for row in rows],
+        "finish_reason": [sample.finish_reason for sample in samples],
+        "score": [float(row.entry.group.scores[row.position]) for row in rows],
+        "reward": [float(row.entry.rewards[row.position]) for row in rows],
+        "environment_reward": [sample.environment_reward for sample in samples],
+        "verdicts": [_verdicts(row.entry.group, row.position) for row in rows],
+        "group": [sample.group for sample in samples],
+        "kind": [sample.kind for sample in samples],
+        "number": [sample.number for sample in samples],
+        "weight": [sample.weight for sample in samples],
+        "is_judged": [sample.is_judged for sample in samples],
+        "goes_on": [sample.goes_on for sample in samples],
+        "parent": [sample.parent for sample in samples],
+        "answer_start": [sample.answer_start for sample in samples],
+        "kv_age": [sample.kv_age for sample in samples],
+    }
+
+
+def _columns_of_training(rows: Sequence[_Row]) -> dict[str, Any]:
+    tokens = [row.tokens for row in rows]
+    return {
+        "advantage": [None if own is None else own.sample.advantage for own in tokens],
+        "rank": [None if own is None else own.rank for own in tokens],
+        "mini_batch": [None if own is None else own.mini_batch for own in tokens],
+        "micro_batch": [None if own is None else own.micro_batch for own in tokens],
+        "position": [None if own is None else own.position for own in tokens],
+    }
+
+
+def _columns_of_tokens(rows: Sequence[_Row]) -> dict[str, pa.Array]:
+    samples = [row.sample for row in rows]
+    return {
+        "prompt_ids": _lists([sample.prompt_ids for sample in samples], np.int32),
+        "response_ids": _lists([sample.response_ids for sample in samples], np.int32),
+        "version": _lists([_versions(sample) for sample in samples], np.int32),
+        "use": _lists([_uses(row) for row in rows], np.uint8),
+        "engine_logprobs": _lists([sample.logprobs for sample in samples], np.float32),
+        "learner_logprobs": _lists([_of_learner(row, "logprobs") for row in rows], np.float32),
+        "correction": _lists([_of_learner(row, "correction") for row in rows], np.float32),
+    }
+
+
+def _lists(arrays: Sequence[np.ndarray | None], dtype: type) -> pa.Array:
+    """One list for each array; null for None."""
+    is_null = np.array([array is None for array in arrays], dtype=bool)
+    present = [np.zeros(0, dtype) if array is None else array for array in arrays]
+    offsets = np.cumsum([0, *map(len, present)], dtype=np.int32)
+    values = np.concatenate([np.zeros(0, dtype), *present]).astype(dtype, copy=False)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(values), mask=pa.array(is_null) if is_null.any() else None
+    )
+
+
+def _versions(sample: Sample) -> np.ndarray:
+    """(R,) int32: the version that sampled each token."""
+    return np.repeat(*np.array(sample.version_spans or [(0, 0)], dtype=np.int32).T)
+
+
+def _uses(row: _Row) -> np.ndarray:
+    """(R,) uint8: what each token is used for (`schema.USES`)."""
+    uses = np.full(len(row.sample.response_ids), _use_of_sample(row), dtype=np.uint8)
+    is_given = np.zeros(len(uses), dtype=bool) if row.sample.loss_mask is None else ~row.sample.loss_mask
+    if row.tokens is not None:
+        uses[row.tokens.sample.mask] = schema.TRAINED
+    uses[is_given] = schema.GIVEN
+    if row.tokens is not None and row.tokens.sample.inserted is not None:
+        uses[row.tokens.sample.inserted] = schema.TAUGHT
+    return uses
+
+
+def _use_of_sample(row: _Row) -> int:
+    """What the sampled tokens are used for that are not trained on."""
+    if row.entry.set is not None:
+        return schema.MEASURED
+    if row.entry.outcome != "consumed":
+        return schema.LEFT_OUT
+    if not row.is_trained_step:
+        return schema.OPEN
+    if row.tokens is not None:
+        return schema.TOO_OLD
+    if row.sample.weight == 0:
+        return schema.NO_WEIGHT
+    if not row.entry.group.stopped[row.position]:
+        return schema.CUT
+    return schema.LEFT_OUT
+
+
+def _of_learner(row: _Row, name: str) -> np.ndarray | None:
+    """(R,) float32, NaN where a token is not trained on; None where the learner gave nothing."""
+    values = None if row.tokens is None else getattr(row.tokens, name)
+    if row.tokens is None or values is None:
+        return None
+    spread = np.full(len(row.sample.response_ids), np.nan, dtype=np.float32)
+    spread[row.tokens.sample.mask] = values
+    return spread
+
+
+def _verdicts(group: ScoredGroup, position: int) -> list[dict[str, Any]]:
+    """What each verifier and each reward function gave a sample."""
+    if not group.samples[position].is_judged:
+        return []
+    readings = [own[position] for own in group.readings] or [None] * len(group.by_verifier)
+    verdicts: list[dict[str, Any]] = [
+        {
+            "name": part.name,
+            "kind": "verifier",
+            "weight": part.weight,
+            "score": float(part.scores[position]),
+            "read": None if reading is None else reading.answer,
+            "reasoning": None if reading is None else _shortened(reading.reasoning),
+            "seconds": None,
+        }
+        for part, reading in zip(group.by_verifier, readings, strict=False)
+    ]
+    for function in group.functions:
+        reward = float(function.rewards[position])
+        logged = {column: values[position] for column, values in function.extra.items()}
+        verdicts.append(
+            {
+                "name": function.name,
+                "kind": "function",
+                "weight": function.weight,
+                "score": None if np.isnan(reward) else reward,
+                "read": None,
+                "reasoning": json.dumps(logged) if logged else None,
+                "seconds": function.seconds,
+            }
+        )
+    return verdicts
+
+
+def _text(value: object) -> str:
+    """A ground truth as text: a text as it is, any other value as JSON."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return _shortened(text) or ""
+
+
+def _shortened(text: str | None) -> str | None:
+    if text is None or len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:LONGEST_TEXT]} … ({len(text):,} characters)"

@@ -1,0 +1,230 @@
+"""Writes the record of samples. Runs in a thread of its own in the controller, and never stops or slows a run.
+
+a step takes groups ─► add ─► open/000012.log          at once: a crash loses nothing that has its scores
+its batch is sent   ─► sent                            which token went to which learner
+it is trained       ─► commit ─► steps/000012.parquet  whole or not at all; then the log goes
+an evaluation ends  ─► measured ─► evaluations/000020_default.parquet
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from open_instruct.data_types import MiniBatch, TrainingSample
+from open_instruct.record import open_log
+from open_instruct.record.places import RecordPlaces
+from open_instruct.record.samples import RecordedGroup, TrainedTokens, rows_of
+from open_instruct.record.schema import PARQUET_OPTIONS, SAMPLES
+from open_instruct.storage.atomic_file import _replaced
+from open_instruct.storage.output_directory import describe
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 100_000
+"""Responses that may wait to be written. On a disk that is too slow the record leaves out what is beyond."""
+
+LearnerValues = Sequence[dict[str, np.ndarray | None]]
+"""For each rank `logprobs` and `correction` of its trained tokens, in the order of its micro-batches."""
+
+
+@dataclass
+class _OpenStep:
+    """A step that is not trained yet."""
+
+    file: IO[bytes]
+    consumed: list[RecordedGroup] = field(default_factory=list)
+    sent: list[tuple[list[list[MiniBatch]], Sequence[TrainingSample]]] = field(default_factory=list)
+    """For each partial batch: the mini-batches of each rank, and the samples that they number."""
+
+
+class RecordWriter:
+    """The record of samples of one run. All calls return at once.
+
+    Args:
+        directory: the folder of the record, such as `output/record`.
+        training_step: the last step that is trained. What the folder holds of later steps is moved to `undone/`.
+        keep_steps: keep the samples of this many steps, the newest; None: of all.
+    """
+
+    def __init__(self, directory: Path, training_step: int, *, keep_steps: int | None = None) -> None:
+        self._places = RecordPlaces(directory)
+        self._start = 1
+        self._keep_steps = keep_steps
+        self._steps: dict[int, _OpenStep] = {}
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_waiting = 0
+        self._num_left_out = 0
+        self._lock = threading.Lock()
+        self.failure = ""
+        """Why the record ended before the run; "" while it is written."""
+        self._tasks.put(lambda: self._begin(training_step))
+        self._thread = threading.Thread(target=self._write, name="the record", daemon=True)
+        self._thread.start()
+
+    # --- what the controller calls ------------------------------------------------------------------------------------
+
+    def add(self, training_step: int, entry: RecordedGroup) -> None:
+        """A step has taken this group, or has left it out."""
+        num_samples = len(entry.group.samples)
+        with self._lock:
+            if self._num_waiting + num_samples > MOST_WAITING:
+                if not self._num_left_out:
+                    logger.warning(
+                        "the record: the disk of %s is too slow, so responses are left out", self._places.root
+                    )
+                self._num_left_out += num_samples
+                return
+            self._num_waiting += num_samples
+        self._put(lambda: self._add(training_step, entry, num_samples))
+
+    def carry_over(self, training_step: int, prompt_id: str) -> None:
+        """A resumed step has left out this prompt, whose tokens only the record of an earlier start holds."""
+        self._put(lambda: self._carry_over(training_step, prompt_id))
+
+    def sent(self, training_step: int, rank_batches: list[list[MiniBatch]], samples: Sequence[TrainingSample]) -> None:
+        """A batch of the step, or a partial batch, goes to the learners."""
+        order = [[_without_arrays(mini_batch) for mini_batch in mini_batches] for mini_batches in rank_batches]
+        self._put(lambda: self._open(training_step).sent.append((order, samples)))
+
+    def commit(self, training_step: int, fetch: Callable[[], LearnerValues] | None = None) -> None:
+        """The step is trained. `fetch` gets what the learners say of its tokens."""
+        self._put(lambda: self._commit(training_step, fetch))
+
+    def measured(self, version: int, set_name: str, groups: Sequence[RecordedGroup]) -> None:
+        """An evaluation set was measured."""
+        path = self._places.evaluation(version, set_name)
+        self._put(lambda: _write_table(path, [rows_of(groups, start=self._start)]))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything so far is written; False if that took longer than `timeout_s`."""
+        done = threading.Event()
+        self._put(done.set)
+        return done.wait(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most `timeout_s`, and end the thread."""
+        self._tasks.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning("the record: the disk of %s is slow; what waits is not written", self._places.root)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _put(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
+
+    def _write(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if self.failure:
+                continue
+            try:
+                task()
+            except Exception as error:  # a record that cannot be written must not end the run
+                self.failure = describe(error) if isinstance(error, OSError) else repr(error)
+                logger.warning("the record ends here and the run goes on without it: %s", self.failure)
+                logger.debug("traceback", exc_info=error)
+        for step in self._steps.values():
+            step.file.close()
+
+    def _begin(self, training_step: int) -> None:
+        self._start = max(1, self._places.num_starts())
+        self._places.make(training_step, self._start)
+
+    def _open(self, training_step: int) -> _OpenStep:
+        if training_step not in self._steps:
+            path = self._places.open_log(training_step)
+            self._steps[training_step] = _OpenStep(open(path, "ab", buffering=0))  # noqa: SIM115, closed when the step is trained
+        return self._steps[training_step]
+
+    def _add(self, training_step: int, entry: RecordedGroup, num_samples: int) -> None:
+        with self._lock:
+            self._num_waiting -= num_samples
+        step = self._open(training_step)
+        open_log.append(step.file, rows_of([entry], start=self._start))
+        if entry.outcome == "consumed":
+            step.consumed.append(entry)
+
+    def _carry_over(self, training_step: int, prompt_id: str) -> None:
+        for path in self._places.undone_open_logs():
+            found = [rows for batch in open_log.read(path) if (rows := _of_prompt(batch, prompt_id)).num_rows]
+            if found:
+                open_log.append(self._open(training_step).file, found[-1])
+                return
+
+    def _commit(self, training_step: int, fetch: Callable[[], LearnerValues] | None) -> None:
+        step = self._open(training_step)
+        values = None if fetch is None else _fetched(fetch, training_step)
+        trained = dict(_trained_tokens(step, values))
+        batches = [rows_of(step.consumed, trained, start=self._start)] if step.consumed else []
+        path = self._places.open_log(training_step)
+        batches += [left_out for batch in open_log.read(path) if (left_out := _left_out(batch)).num_rows]
+        _write_table(self._places.step(training_step), batches)
+        step.file.close()
+        del self._steps[training_step]
+        path.unlink()
+        if self._keep_steps is not None:
+            self._places.step(training_step - self._keep_steps).unlink(missing_ok=True)
+
+
+def _fetched(fetch: Callable[[], LearnerValues], training_step: int) -> LearnerValues | None:
+    """What the learners say; None if they cannot be asked any more."""
+    try:
+        return fetch()
+    except Exception as error:  # a learner that died takes its values with it
+        logger.warning("the record of step %d lacks the learners' log-probs: %r", training_step, error)
+        return None
+
+
+def _without_arrays(mini_batch: MiniBatch) -> Any:
+    """Only which samples are where. The arrays belong to the learners by now."""
+    return mini_batch.samples_of_micro_batches
+
+
+def _trained_tokens(step: _OpenStep, values: LearnerValues | None) -> Iterator[tuple[int, TrainedTokens]]:
+    """What the learners did with each sample, by the `id` of its tokens."""
+    readers = None if values is None else [_Reader(own) for own in values]
+    for rank_batches, samples in step.sent:
+        for rank, mini_batches in enumerate(rank_batches):
+            for number, micro_batches in enumerate(mini_batches):
+                for micro_number, numbers in enumerate(micro_batches):
+                    for position, sample_number in enumerate(numbers):
+                        sample = samples[sample_number]
+                        own = {} if readers is None else readers[rank].take(sample.num_trained)
+                        tokens = TrainedTokens(sample, rank, number, micro_number, position, **own)
+                        yield id(sample.response), tokens
+
+
+class _Reader:
+    """Gives the values of the next tokens of a rank."""
+
+    def __init__(self, values: dict[str, np.ndarray | None]) -> None:
+        self._values = values
+        self._at = 0
+
+    def take(self, number: int) -> dict[str, np.ndarray | None]:
+        begins, self._at = self._at, self._at + number
+        return {name: None if array is None else array[begins : self._at] for name, array in self._values.items()}
+
+
+def _of_prompt(batch: pa.RecordBatch, prompt_id: str) -> pa.RecordBatch:
+    return batch.filter(pc.field("prompt_id") == prompt_id)
+
+
+def _left_out(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of groups that no step trains on."""
+    return batch.filter(pc.field("outcome") != "consumed")
+
+
+def _write_table(path: Path, batches: Sequence[pa.RecordBatch]) -> None:
+    """Write a file that is there whole or not at all."""
+    with _replaced(path) as file:
+        pq.write_table(pa.Table.from_batches(batches, SAMPLES), file, **PARQUET_OPTIONS)

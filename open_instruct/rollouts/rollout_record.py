@@ -1,0 +1,107 @@
+"""Tells the record what becomes of groups: the part of `record/` that knows the run's options and data."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import ray
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.record.places import RECORD
+from open_instruct.record.samples import RecordedGroup
+from open_instruct.record.writer import RecordWriter
+from open_instruct.rollouts.prompt_ledger import IssuedPrompt
+from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.step_assembly import PartialBatch
+from open_instruct.scored_groups import ScoredGroup
+
+FETCH_S = 60.0
+"""Deadline for fetching what the learners say of a step's tokens."""
+CLOSE_S = 30.0
+"""Longest time that the end of a run waits for what the record still has to write."""
+TOO_OLD = "too_old"
+"""Outcome of a group that was discarded because it was too old. Its prompt is issued again."""
+
+
+class RolloutRecord:
+    """The record of a run's samples, from `start` on. Without `--record` nothing is written."""
+
+    def __init__(self, args: GRPOConfig, requests: PromptRequests) -> None:
+        self._args = args
+        self._requests = requests
+        self._writer: RecordWriter | None = None
+
+    def start(self, training_step: int) -> None:
+        """The run goes on after `training_step`."""
+        if self._args.record:
+            keep = self._args.record_keep_steps
+            directory = Path(self._args.output_dir) / RECORD
+            self._writer = RecordWriter(directory, training_step, keep_steps=keep if keep > 0 else None)
+
+    def took(self, training_step: int, group: ScoredGroup, prompt: IssuedPrompt, outcome: str) -> None:
+        """A step has taken a group, or has left it out."""
+        if self._writer is None:
+            return
+        if group.left_out_as:  # restored without its tokens
+            self._writer.carry_over(training_step, prompt.prompt_id)
+        elif group.samples:
+            attempt = max(0, prompt.num_issues - 1)
+            self._writer.add(
+                training_step,
+                self._entry(group, self._requests.train, training_step, outcome, attempt, time.time()),
+            )
+
+    def sent(self, training_step: int, batch: PartialBatch) -> None:
+        """The learners get a batch of the step, or a partial batch."""
+        if self._writer is not None:
+            self._writer.sent(training_step, batch.rank_batches, batch.samples)
+
+    def commit(self, training_step: int, tokens: "Sequence[ray.ObjectRef]") -> None:
+        """The step is trained. `tokens`: for each share of the data a reference to its `StepSums.token_values`."""
+        if self._writer is not None:
+            fetch = (lambda: ray.get(list(tokens), timeout=FETCH_S)) if tokens else None
+            self._writer.commit(training_step, fetch)
+
+    def measured(self, version: int, groups: Sequence[ScoredGroup]) -> None:
+        """An evaluation of `version` is complete."""
+        if self._writer is None or self._requests.held_out is None:
+            return
+        now, by_set = time.time(), dict[str, list[RecordedGroup]]()
+        for group in groups:
+            if group.samples:
+                name = self._requests.evaluation_set(group.result.index).name
+                entry = self._entry(group, self._requests.held_out, version, "measured", 0, now, set_name=name)
+                by_set.setdefault(name, []).append(entry)
+        for name, entries in by_set.items():
+            self._writer.measured(version, name, entries)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close(CLOSE_S)
+
+    def _entry(
+        self,
+        group: ScoredGroup,
+        rows: PromptDataset,
+        step: int,
+        outcome: str,
+        attempt: int,
+        now: float,
+        *,
+        set_name: str | None = None,
+    ) -> RecordedGroup:
+        row = rows[group.result.index]
+        return RecordedGroup(
+            group=group,
+            rewards=group.rewards(self._args.verification_reward),
+            row=row.place,
+            source=rows.places.source_of(group.result.index),
+            ground_truth=row.ground_truth,
+            outcome=outcome,
+            attempt=attempt,
+            step=step,
+            arrived=now,
+            set=set_name,
+        )
