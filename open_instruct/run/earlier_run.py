@@ -75,7 +75,7 @@ def set_aside(args: GRPOConfig) -> str:
 
 
 def _move(path: Path, directory: Path, earlier: Path) -> None:
-    """Move an entry of the directory to the same place in `earlier`, and remove the folders that held it if they are empty now."""
+    """Move an entry of the directory to the same place in `earlier`, and remove folders that are empty after that."""
     to = earlier / path.relative_to(directory)
     to.parent.mkdir(parents=True, exist_ok=True)
     path.rename(to)
