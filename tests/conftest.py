@@ -109,6 +109,7 @@ def make_args(**options: Any) -> Any:
         "beta": 0.0,
         "load_ref_policy": False,
         "vllm_enforce_eager": True,
+        "record": False,
         "seed": 1,
     }
     return GRPOConfig(**{**small, **options})

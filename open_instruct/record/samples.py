@@ -1,6 +1,7 @@
 """Turns groups into rows of the record's table of samples."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 from open_instruct.data_types import Sample, TrainingSample
 from open_instruct.record import schema
 from open_instruct.record.schema import SAMPLES
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import Reading, ScoredGroup
 
 LONGEST_TEXT = 10_000
 """Characters of a ground truth or of a verifier's reasoning that the record holds; the tests of a program may be long."""
@@ -66,7 +67,7 @@ def rows_of(groups: Sequence[RecordedGroup], trained: Trained | None = None, *, 
         trained: what the learners did, once the step is trained. None: it is not known yet.
         start: number of the start of the run that writes, from 1.
     """
-    rows = [_Row(entry, position, trained) for entry in groups for position in range(len(entry.group.samples))]
+    rows = [row for entry in groups for row in _rows_of_group(entry, trained)]
     columns = {
         **_columns_of_group(rows),
         "start": [start] * len(rows),
@@ -82,15 +83,35 @@ def rows_of(groups: Sequence[RecordedGroup], trained: Trained | None = None, *, 
     return pa.RecordBatch.from_arrays(arrays, schema=SAMPLES)
 
 
+@dataclass(frozen=True, slots=True)
 class _Row:
     """One sample of a group."""
 
-    def __init__(self, entry: RecordedGroup, position: int, trained: Trained | None) -> None:
-        self.entry = entry
-        self.position = position
-        self.sample: Sample = entry.group.samples[position]
-        self.is_trained_step = trained is not None
-        self.tokens = None if trained is None else trained.get(id(self.sample.response_ids))
+    entry: RecordedGroup
+    position: int
+    sample: Sample
+    tokens: TrainedTokens | None
+    unused: int
+    """What its sampled tokens are used for that are not trained on (`schema.USES`)."""
+    verdicts: list[dict[str, Any]]
+
+
+def _rows_of_group(entry: RecordedGroup, trained: Trained | None) -> list[_Row]:
+    group, is_trained_step = entry.group, trained is not None
+    tokens = [None if trained is None else trained.get(id(sample.response_ids)) for sample in group.samples]
+    stopped = group.stopped if is_trained_step and None in tokens else np.ones(len(tokens), bool)
+    verdicts = _verdicts(group)
+    return [
+        _Row(
+            entry,
+            position,
+            sample,
+            own,
+            _use_of_sample(entry, sample, own, is_trained_step=is_trained_step, stopped=bool(stopped[position])),
+            verdicts[position] if sample.is_judged else [],
+        )
+        for position, (sample, own) in enumerate(zip(group.samples, tokens, strict=True))
+    ]
 
 
 def _columns_of_group(rows: Sequence[_Row]) -> dict[str, Any]:
@@ -124,7 +145,7 @@ def _columns_of_sample(rows: Sequence[_Row]) -> dict[str, Any]:
         "score": [float(row.entry.group.scores[row.position]) for row in rows],
         "reward": [float(row.entry.rewards[row.position]) for row in rows],
         "environment_reward": [sample.environment_reward for sample in samples],
-        "verdicts": [_verdicts(row.entry.group, row.position) for row in rows],
+        "verdicts": [row.verdicts for row in rows],
         "group": [sample.group for sample in samples],
         "kind": [sample.kind for sample in samples],
         "number": [sample.number for sample in samples],
@@ -179,31 +200,31 @@ def _versions(sample: Sample) -> np.ndarray:
 
 def _uses(row: _Row) -> np.ndarray:
     """(R,) uint8: what each token is used for (`schema.USES`)."""
-    uses = np.full(len(row.sample.response_ids), _use_of_sample(row), dtype=np.uint8)
-    is_given = np.zeros(len(uses), dtype=bool) if row.sample.loss_mask is None else ~row.sample.loss_mask
+    uses = np.full(len(row.sample.response_ids), row.unused, dtype=np.uint8)
     if row.tokens is not None:
         uses[row.tokens.sample.mask] = schema.TRAINED
-    uses[is_given] = schema.GIVEN
+    if row.sample.loss_mask is not None:
+        uses[~row.sample.loss_mask] = schema.GIVEN
     if row.tokens is not None and row.tokens.sample.inserted is not None:
         uses[row.tokens.sample.inserted] = schema.TAUGHT
     return uses
 
 
-def _use_of_sample(row: _Row) -> int:
+def _use_of_sample(
+    entry: RecordedGroup, sample: Sample, tokens: TrainedTokens | None, *, is_trained_step: bool, stopped: bool
+) -> int:
     """What the sampled tokens are used for that are not trained on."""
-    if row.entry.set is not None:
+    if entry.set is not None:
         return schema.MEASURED
-    if row.entry.outcome != "consumed":
+    if entry.outcome != "consumed":
         return schema.LEFT_OUT
-    if not row.is_trained_step:
+    if not is_trained_step:
         return schema.OPEN
-    if row.tokens is not None:
+    if tokens is not None:
         return schema.TOO_OLD
-    if row.sample.weight == 0:
+    if sample.weight == 0:
         return schema.NO_WEIGHT
-    if not row.entry.group.stopped[row.position]:
-        return schema.CUT
-    return schema.LEFT_OUT
+    return schema.LEFT_OUT if stopped else schema.CUT
 
 
 def _of_learner(row: _Row, name: str) -> np.ndarray | None:
@@ -216,37 +237,23 @@ def _of_learner(row: _Row, name: str) -> np.ndarray | None:
     return spread
 
 
-def _verdicts(group: ScoredGroup, position: int) -> list[dict[str, Any]]:
-    """What each verifier and each reward function gave a sample."""
-    if not group.samples[position].is_judged:
-        return []
-    readings = [own[position] for own in group.readings] or [None] * len(group.by_verifier)
-    verdicts: list[dict[str, Any]] = [
-        {
-            "name": part.name,
-            "kind": "verifier",
-            "weight": part.weight,
-            "score": float(part.scores[position]),
-            "read": None if reading is None else reading.answer,
-            "reasoning": None if reading is None else _shortened(reading.reasoning),
-            "seconds": None,
-        }
-        for part, reading in zip(group.by_verifier, readings, strict=False)
-    ]
+def _verdicts(group: ScoredGroup) -> list[list[dict[str, Any]]]:
+    """For each sample what each verifier and each reward function gave it."""
+    verdicts: list[list[dict[str, Any]]] = [[] for _ in group.samples]
+    parts = group.by_verifier
+    for part, readings in zip(parts, group.readings or [None] * len(parts), strict=False):
+        shared = {"name": part.name, "kind": "verifier", "weight": part.weight, "seconds": None}
+        for position, score in enumerate(part.scores.tolist()):
+            reading = Reading() if readings is None else readings[position]
+            texts = {"score": score, "read": reading.answer, "reasoning": _shortened(reading.reasoning)}
+            verdicts[position].append(shared | texts)
     for function in group.functions:
-        reward = float(function.rewards[position])
-        logged = {column: values[position] for column, values in function.extra.items()}
-        verdicts.append(
-            {
-                "name": function.name,
-                "kind": "function",
-                "weight": function.weight,
-                "score": None if np.isnan(reward) else reward,
-                "read": None,
-                "reasoning": json.dumps(logged) if logged else None,
-                "seconds": function.seconds,
-            }
-        )
+        shared = {"name": function.name, "kind": "function", "weight": function.weight, "seconds": function.seconds}
+        for position, reward in enumerate(function.rewards.tolist()):
+            logged = {column: values[position] for column, values in function.extra.items()}
+            text = json.dumps(logged, default=str) if logged else None
+            score = None if math.isnan(reward) else reward
+            verdicts[position].append(shared | {"score": score, "read": None, "reasoning": text})
     return verdicts
 
 

@@ -1,18 +1,23 @@
-"""Writes the record of samples. Runs in a thread of its own in the controller, and never stops or slows a run.
+"""Writes the record of samples, in a thread of its own in the controller.
 
-a step takes groups ─► add ─► open/000012.log          at once: a crash loses nothing that has its scores
-its batch is sent   ─► sent                            which token went to which learner
-it is trained       ─► commit ─► steps/000012.parquet  whole or not at all; then the log goes
-an evaluation ends  ─► measured ─► evaluations/000020_default.parquet
+    a step takes groups ─► add ─► open/000012.log          after a second, if the step is not trained by then
+    its batch is sent   ─► sent                            which token went to which learner
+    it is trained       ─► commit ─► steps/000012.parquet  whole or not at all; then the log goes
+    an evaluation ends  ─► measured ─► evaluations/000020_default.parquet
+
+What cannot be written is left out with a warning, and the run goes on.
 """
 
 import logging
+import math
 import queue
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +34,10 @@ from open_instruct.storage.output_directory import describe
 
 logger = logging.getLogger(__name__)
 
+CONSUMED = "consumed"
+"""Outcome of a group that is trained on."""
+LOG_AFTER_S = 1.0
+"""How long a scored group may wait for others before it is written to the log; a crash loses as much."""
 MOST_WAITING = 100_000
 """Responses that may wait to be written. On a disk that is too slow the record leaves out what is beyond."""
 
@@ -40,8 +49,12 @@ LearnerValues = Sequence[dict[str, np.ndarray | None]]
 class _OpenStep:
     """A step that is not trained yet."""
 
-    file: IO[bytes]
-    consumed: list[RecordedGroup] = field(default_factory=list)
+    unlogged: list[RecordedGroup] = field(default_factory=list)
+    """Groups that are not in the log."""
+    unlogged_since: float = math.inf
+    """Monotonic time of the first of them."""
+    logged: list[RecordedGroup] = field(default_factory=list)
+    """Groups to train on that are in the log too. Groups that are left out are only there."""
     sent: list[tuple[list[list[MiniBatch]], Sequence[TrainingSample]]] = field(default_factory=list)
     """For each partial batch: the mini-batches of each rank, and the samples that they number."""
 
@@ -59,7 +72,7 @@ class RecordWriter:
         self._places = RecordPlaces(directory)
         self._start = 1
         self._keep_steps = keep_steps
-        self._steps: dict[int, _OpenStep] = {}
+        self._steps: defaultdict[int, _OpenStep] = defaultdict(_OpenStep)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._num_waiting = 0
         self._num_left_out = 0
@@ -93,7 +106,7 @@ class RecordWriter:
     def sent(self, training_step: int, rank_batches: list[list[MiniBatch]], samples: Sequence[TrainingSample]) -> None:
         """A batch of the step, or a partial batch, goes to the learners."""
         order = [[_without_arrays(mini_batch) for mini_batch in mini_batches] for mini_batches in rank_batches]
-        self._put(lambda: self._open(training_step).sent.append((order, samples)))
+        self._put(lambda: self._steps[training_step].sent.append((order, samples)))
 
     def commit(self, training_step: int, fetch: Callable[[], LearnerValues] | None = None) -> None:
         """The step is trained. `fetch` gets what the learners say of its tokens."""
@@ -107,7 +120,12 @@ class RecordWriter:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far is written; False if that took longer than `timeout_s`."""
         done = threading.Event()
-        self._put(done.set)
+
+        def log_all() -> None:
+            self._log(math.inf)
+            done.set()
+
+        self._put(log_all)
         return done.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
@@ -123,54 +141,70 @@ class RecordWriter:
         self._tasks.put(task)
 
     def _write(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            if self.failure:
-                continue
-            try:
-                task()
-            except Exception as error:  # a record that cannot be written must not end the run
-                self.failure = describe(error) if isinstance(error, OSError) else repr(error)
-                logger.warning("the record ends here and the run goes on without it: %s", self.failure)
-                logger.debug("traceback", exc_info=error)
-        for step in self._steps.values():
-            step.file.close()
+        while (task := self._next_task()) is not None:
+            self._do(task)
+            self._do(lambda: self._log(time.monotonic() - LOG_AFTER_S))
+        self._do(lambda: self._log(math.inf))
+
+    def _next_task(self) -> Callable[[], None] | None:
+        """The next task; nothing to do if none comes for a while. None at the end."""
+        waits = any(step.unlogged for step in self._steps.values())
+        try:
+            return self._tasks.get(timeout=LOG_AFTER_S if waits else None)
+        except queue.Empty:
+            return lambda: None
+
+    def _do(self, task: Callable[[], None]) -> None:
+        if self.failure:
+            return
+        try:
+            task()
+        except Exception as error:  # a record that cannot be written must not end the run
+            self.failure = describe(error) if isinstance(error, OSError) else repr(error)
+            self._steps.clear()
+            logger.warning("the record ends here and the run goes on without it: %s", self.failure)
+            logger.debug("traceback", exc_info=error)
 
     def _begin(self, training_step: int) -> None:
         self._start = max(1, self._places.num_starts())
         self._places.make(training_step, self._start)
 
-    def _open(self, training_step: int) -> _OpenStep:
-        if training_step not in self._steps:
-            path = self._places.open_log(training_step)
-            self._steps[training_step] = _OpenStep(open(path, "ab", buffering=0))  # noqa: SIM115, closed when the step is trained
-        return self._steps[training_step]
-
     def _add(self, training_step: int, entry: RecordedGroup, num_samples: int) -> None:
         with self._lock:
             self._num_waiting -= num_samples
-        step = self._open(training_step)
-        open_log.append(step.file, rows_of([entry], start=self._start))
-        if entry.outcome == "consumed":
-            step.consumed.append(entry)
+        step = self._steps[training_step]
+        step.unlogged.append(entry)
+        step.unlogged_since = min(step.unlogged_since, time.monotonic())
+
+    def _log(self, until: float) -> None:
+        """Write groups into the logs of steps where the first of them came before `until`."""
+        for training_step, step in self._steps.items():
+            if step.unlogged and step.unlogged_since <= until:
+                self._append(training_step, rows_of(step.unlogged, start=self._start))
+                step.logged += [entry for entry in step.unlogged if entry.outcome == CONSUMED]
+                step.unlogged, step.unlogged_since = [], math.inf
+
+    def _append(self, training_step: int, rows: pa.RecordBatch) -> None:
+        with open(self._places.open_log(training_step), "ab", buffering=0) as file:
+            open_log.append(file, rows)
 
     def _carry_over(self, training_step: int, prompt_id: str) -> None:
         for path in self._places.undone_open_logs():
             found = [rows for batch in open_log.read(path) if (rows := _of_prompt(batch, prompt_id)).num_rows]
             if found:
-                open_log.append(self._open(training_step).file, found[-1])
+                self._append(training_step, found[-1])
                 return
 
     def _commit(self, training_step: int, fetch: Callable[[], LearnerValues] | None) -> None:
-        step = self._open(training_step)
+        step = self._steps.pop(training_step, _OpenStep())
         values = None if fetch is None else _fetched(fetch, training_step)
         trained = dict(_trained_tokens(step, values))
-        batches = [rows_of(step.consumed, trained, start=self._start)] if step.consumed else []
-        path = self._places.open_log(training_step)
-        batches += [left_out for batch in open_log.read(path) if (left_out := _left_out(batch)).num_rows]
+        batches = [rows_of([*step.logged, *step.unlogged], trained, start=self._start)]
+        log = self._places.open_log(training_step)
+        if log.exists():
+            batches += [_left_out(batch) for batch in open_log.read(log)]
         _write_table(self._places.step(training_step), batches)
-        step.file.close()
-        del self._steps[training_step]
-        path.unlink()
+        log.unlink(missing_ok=True)
         if self._keep_steps is not None:
             self._places.step(training_step - self._keep_steps).unlink(missing_ok=True)
 
@@ -221,7 +255,7 @@ def _of_prompt(batch: pa.RecordBatch, prompt_id: str) -> pa.RecordBatch:
 
 def _left_out(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of groups that no step trains on."""
-    return batch.filter(pc.field("outcome") != "consumed")
+    return batch.filter(pc.field("outcome") != CONSUMED)
 
 
 def _write_table(path: Path, batches: Sequence[pa.RecordBatch]) -> None:

@@ -143,7 +143,7 @@ class PlayedController:
     def start(self, version: int) -> None:
         assert version == len(self.committed)
 
-    def commit(self, training_step: int) -> list[dict[str, object]]:
+    def commit(self, training_step: int, tokens: Sequence[Any] = ()) -> list[dict[str, object]]:
         self.committed.append(training_step)
         numbers = range(PROMPTS_PER_STEP * (training_step - 1), PROMPTS_PER_STEP * training_step)
         return [{"prompt_id": f"train-{number}", "row": number, "fate": "consumed"} for number in numbers]

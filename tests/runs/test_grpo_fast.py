@@ -24,6 +24,8 @@ from whole_runs import (
     shared_memory,
 )
 
+from open_instruct.record import schema
+from open_instruct.record.reader import RunRecord
 from open_instruct.report.metric_names import find
 from open_instruct.rollouts.prompt_ledger import RUN_ENDED
 from open_instruct.storage.checkpoints import files_in, sync_files_of_rank
@@ -130,6 +132,73 @@ def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) ->
         assert row["val/num_total_tokens"] >= row["val/num_step_tokens"] > 0
     assert table[1]["debug/vllm_vs_local_logprob_diff_max"] < 1e-4  # the first batch is on-policy
     assert {key for row in table for key in row if find(key) is None} == set()
+
+
+def test_the_record_agrees_with_metrics_fates_and_evaluations(finished: tuple[Path, str]) -> None:
+    record = RunRecord(finished[0])
+    table = {row["training_step"]: row for row in rows(finished[0] / "metrics.jsonl")}
+    fates = {step: dict(pairs) for step, pairs in _fates_by_step(finished[0]).items()}
+    assert record.steps() == list(range(1, NUM_STEPS + 1))
+    for step in record.steps():
+        samples = record.samples(step).to_pylist()
+        assert {row["prompt_id"]: row["outcome"] for row in samples} == fates[step]
+        assert np.mean([row["reward"] for row in samples]) == pytest.approx(table[step]["all_groups/scores"])
+        differences = [
+            abs(learner - engine)
+            for row in samples
+            for use, learner, engine in zip(
+                row["use"],
+                row["learner_logprobs"] or row["engine_logprobs"],
+                row["engine_logprobs"],
+                strict=True,
+            )
+            if use == schema.TRAINED
+        ]
+        assert np.mean(differences) == pytest.approx(table[step]["debug/vllm_vs_local_logprob_diff_mean"], rel=1e-4)
+        assert max(differences) == pytest.approx(table[step]["debug/vllm_vs_local_logprob_diff_max"], rel=1e-4)
+        oldest = min(version for row in samples if row["outcome"] == "consumed" for version in row["version"])
+        assert step - 1 - oldest == table[step]["num_steps_off_policy_max"]
+    for file in record.evaluations():
+        scores = record.evaluation(file.version, file.set, ["reward"])["reward"].to_pylist()
+        assert np.mean(scores) == pytest.approx(table[file.version][f"eval/{file.set}/scores"])
+    assert [(file.version, file.set) for file in record.evaluations()] == [
+        (0, "three"), (0, "two"), (4, "two"), (8, "three"), (8, "two")
+    ]  # fmt: skip
+    first, second = record.starts()
+    assert (first["end"]["reason"], first["end"]["exit_code"]) == ("interrupted", 85)
+    assert (second["end"]["reason"], second["end"]["exit_code"]) == ("done", 0)
+    assert [event["step"] for event in record.events() if event["kind"] == "step"] == record.steps()
+    assert {"sync", "checkpoint", "model", "evaluation", "loop"} <= {event["kind"] for event in record.events()}
+    starts = {step: {row["start"] for row in record.samples(step, ["start"]).to_pylist()} for step in record.steps()}
+    assert (starts[1], starts[NUM_STEPS]) == ({1}, {2})
+
+
+def test_the_record_holds_the_log_probs_of_the_weights_that_were_trained(finished: tuple[Path, str]) -> None:
+    """Those of the model that was saved after the step before, computed by Transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    record, num_compared = RunRecord(finished[0]), 0
+    for step in (3, 5, 7):
+        model = AutoModelForCausalLM.from_pretrained(finished[0] / f"step_{step - 1:06d}", dtype=torch.float32)
+        for row in record.samples(step).to_pylist():
+            if row["learner_logprobs"] is None:
+                continue
+            prompt, response = row["prompt_ids"], row["response_ids"]
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+            expected = torch.log_softmax(logits.float(), -1)[range(len(response)), response].numpy()
+            is_trained = np.array(row["use"]) == schema.TRAINED
+            np.testing.assert_allclose(np.array(row["learner_logprobs"])[is_trained], expected[is_trained], atol=2e-4)
+            num_compared += 1
+    assert num_compared > 10
+
+
+def _fates_by_step(output_dir: Path) -> dict[int, list[tuple[str, str]]]:
+    fates: dict[int, list[tuple[str, str]]] = {}
+    for line in rows(output_dir / "prompts.jsonl"):
+        fates.setdefault(line["training_step"], []).extend((row["prompt_id"], row["fate"]) for row in line["prompts"])
+    return fates
 
 
 def test_answers_of_each_evaluation_can_be_read(finished: tuple[Path, str]) -> None:
