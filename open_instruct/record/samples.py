@@ -14,7 +14,7 @@ from open_instruct.record import schema
 from open_instruct.record.schema import SAMPLES
 from open_instruct.scored_groups import Reading, ScoredGroup
 
-LONGEST_TEXT = 10_000
+LONGEST_TEXT = 100_000
 """Characters of a ground truth or of a verifier's reasoning that the record holds; the tests of a program may be long."""
 
 
@@ -117,14 +117,16 @@ def _rows_of_group(entry: RecordedGroup, trained: Trained | None) -> list[_Row]:
 def _columns_of_group(rows: Sequence[_Row]) -> dict[str, Any]:
     entries = [row.entry for row in rows]
     results = [entry.group.result for entry in entries]
-    texts = {id(entry): _text(entry.ground_truth) for entry in entries}
+    texts = {id(entry): _as_json(entry.ground_truth) for entry in entries}
     return {
         "prompt_id": [result.prompt_id for result in results],
         "attempt": [entry.attempt for entry in entries],
         "step": [entry.step for entry in entries],
         "set": [entry.set for entry in entries],
         "row": [entry.row for entry in entries],
+        "index": [result.index for result in results],
         "source": [entry.source for entry in entries],
+        "dataset": [entry.group.dataset for entry in entries],
         "outcome": [entry.outcome for entry in entries],
         "ground_truth": [texts[id(entry)] for entry in entries],
         "engine": [result.engine_id for result in results],
@@ -257,10 +259,10 @@ def _verdicts(group: ScoredGroup) -> list[list[dict[str, Any]]]:
     return verdicts
 
 
-def _text(value: object) -> str:
-    """A ground truth as text: a text as it is, any other value as JSON."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return _shortened(text) or ""
+def _as_json(value: object) -> str:
+    """A ground truth as JSON. One that is too long becomes a text with its beginning."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_TEXT else json.dumps(_shortened(text), ensure_ascii=False)
 
 
 def _shortened(text: str | None) -> str | None:

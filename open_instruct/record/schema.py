@@ -56,7 +56,9 @@ SAMPLES = pa.schema(
         ("step", pa.int32()),
         ("set", pa.string()),
         ("row", pa.string()),
+        ("index", pa.int32()),
         ("source", pa.string()),
+        ("dataset", pa.string()),
         ("outcome", pa.string()),
         # What was sampled
         ("prompt_ids", pa.list_(pa.int32())),

