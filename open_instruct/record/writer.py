@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +40,8 @@ LOG_AFTER_S = 1.0
 MOST_WAITING = 100_000
 """Responses that may wait to be written. On a disk that is too slow the record leaves out what is beyond."""
 
+Order = list[list[tuple[tuple[int, ...], ...]]]
+"""For each rank and mini-batch `MiniBatch.samples_of_micro_batches`."""
 LearnerValues = Sequence[dict[str, np.ndarray | None]]
 """For each rank `logprobs` and `correction` of its trained tokens, in the order of its micro-batches."""
 
@@ -55,8 +56,8 @@ class _OpenStep:
     """Monotonic time of the first of them."""
     logged: list[RecordedGroup] = field(default_factory=list)
     """Groups to train on that are in the log too. Groups that are left out are only there."""
-    sent: list[tuple[list[list[MiniBatch]], Sequence[TrainingSample]]] = field(default_factory=list)
-    """For each partial batch: the mini-batches of each rank, and the samples that they number."""
+    sent: list[tuple[Order, Sequence[TrainingSample]]] = field(default_factory=list)
+    """For each partial batch: the numbers of its samples, and the samples."""
 
 
 class RecordWriter:
@@ -105,7 +106,7 @@ class RecordWriter:
 
     def sent(self, training_step: int, rank_batches: list[list[MiniBatch]], samples: Sequence[TrainingSample]) -> None:
         """A batch of the step, or a partial batch, goes to the learners."""
-        order = [[_without_arrays(mini_batch) for mini_batch in mini_batches] for mini_batches in rank_batches]
+        order = [[mini_batch.samples_of_micro_batches for mini_batch in own] for own in rank_batches]
         self._put(lambda: self._steps[training_step].sent.append((order, samples)))
 
     def commit(self, training_step: int, fetch: Callable[[], LearnerValues] | None = None) -> None:
@@ -199,10 +200,9 @@ class RecordWriter:
         step = self._steps.pop(training_step, _OpenStep())
         values = None if fetch is None else _fetched(fetch, training_step)
         trained = dict(_trained_tokens(step, values))
-        batches = [rows_of([*step.logged, *step.unlogged], trained, start=self._start)]
         log = self._places.open_log(training_step)
-        if log.exists():
-            batches += [_left_out(batch) for batch in open_log.read(log)]
+        batches = [_left_out(batch) for batch in open_log.read(log)] if log.exists() else []
+        batches.append(rows_of([*step.logged, *step.unlogged], trained, start=self._start))
         _write_table(self._places.step(training_step), batches)
         log.unlink(missing_ok=True)
         if self._keep_steps is not None:
@@ -216,11 +216,6 @@ def _fetched(fetch: Callable[[], LearnerValues], training_step: int) -> LearnerV
     except Exception as error:  # a learner that died takes its values with it
         logger.warning("the record of step %d lacks the learners' log-probs: %r", training_step, error)
         return None
-
-
-def _without_arrays(mini_batch: MiniBatch) -> Any:
-    """Only which samples are where. The arrays belong to the learners by now."""
-    return mini_batch.samples_of_micro_batches
 
 
 def _trained_tokens(step: _OpenStep, values: LearnerValues | None) -> Iterator[tuple[int, TrainedTokens]]:

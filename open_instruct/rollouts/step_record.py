@@ -22,6 +22,8 @@ from open_instruct.scored_groups import ScoredGroup
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ROLLOUTS, TRANSCRIPTS = "rollouts", "transcripts"
+"""Forms of `StepTraces`, and names of their folders."""
 LONGEST_GROUND_TRUTH = 1000
 """Characters of a ground truth that a transcript shows; the tests of a program may be long."""
 
@@ -75,12 +77,20 @@ class StepTraces:
     rollouts are those of open-instruct's `RolloutRecord`; `prompt_id`, `row` and `outcome` are further fields.
     """
 
-    def __init__(self, args: GRPOConfig, dataset: PromptDataset, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(
+        self,
+        args: GRPOConfig,
+        dataset: PromptDataset,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        forms: Collection[str] = (ROLLOUTS, TRANSCRIPTS),
+    ) -> None:
         self._args = args
+        self._forms = forms
         self._dataset = dataset
         self._tokenizer = tokenizer
-        self._rollouts = Path(args.rollouts_save_path or Path(args.output_dir) / "rollouts")
-        self._transcripts = Path(args.output_dir) / "transcripts"
+        self._rollouts = Path(args.rollouts_save_path or Path(args.output_dir) / ROLLOUTS)
+        self._transcripts = Path(args.output_dir) / TRANSCRIPTS
         self._written: dict[int, _Written] = {}
         """By step, for the steps that are not complete."""
 
@@ -118,9 +128,11 @@ class StepTraces:
                 entries.append(self._entry(group, number, row, reward, training_sample, fate))
                 counts.num_samples += 1
             counts.num_prompts += 1
-        self._describe_run()
-        append_lines(self._rollouts_of(training_step), records, begins_anew=begins_anew)
-        write_transcripts(self._transcripts_of(training_step), entries, begins_anew=begins_anew)
+        if ROLLOUTS in self._forms:
+            self._describe_run()
+            append_lines(self._rollouts_of(training_step), records, begins_anew=begins_anew)
+        if TRANSCRIPTS in self._forms:
+            write_transcripts(self._transcripts_of(training_step), entries, begins_anew=begins_anew)
 
     def _keep(self, training_step: int, prompt_ids: Collection[str]) -> None:
         """Leave in a step's files only what an earlier process has written of these prompts, if there is anything."""

@@ -15,6 +15,7 @@ from group_fakes import make_group, make_spanned_group, samples_of
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.record import open_log, schema
 from open_instruct.record import writer as writer_module
+from open_instruct.record.groups import groups_of
 from open_instruct.record.journal import Journal, WarningEvents
 from open_instruct.record.places import RECORD
 from open_instruct.record.reader import NoRecord, RunRecord
@@ -22,7 +23,7 @@ from open_instruct.record.samples import RecordedGroup, rows_of
 from open_instruct.record.schema import SAMPLES, USES
 from open_instruct.record.writer import RecordWriter
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
-from open_instruct.scored_groups import Reading, ScoredGroup
+from open_instruct.scored_groups import FunctionRewards, Reading, ScoredGroup
 
 WRITTEN_S = 60.0
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "record.md"
@@ -30,12 +31,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "record.md"
 
 def entry(group: ScoredGroup, outcome: str = "consumed", step: int = 1, **fields: Any) -> RecordedGroup:
     place = {"row": "train.jsonl line 7", "source": "train.jsonl", "ground_truth": "42"}
-    values = {**place, "outcome": outcome, "attempt": 0, "step": step, "arrived": 200.0, **fields}
+    values: dict[str, Any] = {**place, "outcome": outcome, "attempt": 0, "step": step, "arrived": 200.0, **fields}
     return RecordedGroup(group=group, rewards=10.0 * group.scores, **values)
 
 
 def batches_of(samples: Sequence[TrainingSample], *, shared: bool = False, **options: Any) -> list[list[MiniBatch]]:
-    settings = {"dp_world_size": 2, "pack_length": 16, "rows": 1, "layout": "packed", "num_mini_batches": 2}
+    settings: dict[str, Any] = {
+        "dp_world_size": 2,
+        "pack_length": 16,
+        "rows": 1,
+        "layout": "packed",
+        "num_mini_batches": 2,
+    }
     pairs = 100.0 if shared else None
     return prepare_collated_data_for_workers(samples, pad_token_id=0, pairs_per_token=pairs, **{**settings, **options})
 
@@ -322,3 +329,31 @@ def test_the_page_names_every_column_and_every_use() -> None:
         code: meaning.replace("`", "") for code, meaning in USES.items()
     }
     assert sorted(USES) == list(range(9))
+
+
+def test_groups_are_the_same_when_they_are_read_again(output: Path) -> None:
+    group = make_spanned_group([[(1, 2), (3, 2)], [(3, 4)], [(3, 1)]], dataset="gsm8k", prompt_id="train-5", index=3)
+    given = replace(group.samples[1], loss_mask=np.array([True, False, False, True]), kind="reasoning", number=2)
+    group = replace(group, result=replace(group.result, samples=[group.samples[0], given, group.samples[2]]))
+    functions = (FunctionRewards("short", 0.5, np.array([1.0, np.nan, -2.0]), 0.25, extra={"why": ["a", "b", "c"]}),)
+    group = replace(group, readings=((Reading("41", "no"), Reading("42"), Reading("")),), functions=functions)
+    samples = samples_of(group)
+    writer = RecordWriter(output / RECORD, 0)
+    writer.add(1, entry(group))
+    writer.sent(1, batches_of(samples), samples)
+    writer.commit(1)
+    writer.close(WRITTEN_S)
+    (read,) = groups_of(RunRecord(output).samples(1))
+    assert read.group.readings == group.readings
+    for again, before in zip(read.group.samples, group.samples, strict=True):
+        assert vars_of(again) == vars_of(before)
+    assert (read.group.by_verifier[0].scores == group.scores).all()
+    np.testing.assert_array_equal(read.group.functions[0].rewards, functions[0].rewards)
+    assert read.group.functions[0].extra == functions[0].extra
+    assert [sample.advantage for sample in read.trained or []] == [sample.advantage for sample in samples]
+    assert [sample.mask.tolist() for sample in read.trained or []] == [sample.mask.tolist() for sample in samples]
+
+
+def vars_of(sample: Any) -> tuple[Any, ...]:
+    values = vars(sample) | {"loss_mask": None if sample.loss_mask is None else sample.loss_mask.tolist()}
+    return tuple(value.tolist() if isinstance(value, np.ndarray) else value for value in values.values())

@@ -24,6 +24,7 @@ from whole_runs import (
     shared_memory,
 )
 
+from open_instruct import export
 from open_instruct.record import schema
 from open_instruct.record.reader import RunRecord
 from open_instruct.report.metric_names import find
@@ -57,7 +58,14 @@ def legs(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstLeg, Path, str]
     """A run with evaluation, two engines and two learners, which gets a SIGTERM, and goes on to its end with the same command."""
     output_dir = tmp_path_factory.mktemp("run") / "out"
     words = command(
-        output_dir, **OPTIONS, local_eval_every=4, eval_on_step_0=True, vllm_num_engines=2, async_steps=2, save_freq=2
+        output_dir,
+        **OPTIONS,
+        local_eval_every=4,
+        eval_on_step_0=True,
+        vllm_num_engines=2,
+        async_steps=2,
+        save_freq=2,
+        save_traces=True,
     )
     before = shared_memory()
     process = Process(words)
@@ -192,6 +200,32 @@ def test_the_record_holds_the_log_probs_of_the_weights_that_were_trained(finishe
             np.testing.assert_allclose(np.array(row["learner_logprobs"])[is_trained], expected[is_trained], atol=2e-4)
             num_compared += 1
     assert num_compared > 10
+
+
+@pytest.mark.parametrize("form", ["transcripts", "rollouts", "samples"])
+def test_exports_of_the_record_are_what_the_run_wrote_itself(
+    finished: tuple[Path, str], tmp_path: Path, form: str
+) -> None:
+    assert export.main([str(finished[0]), "--form", form, "--to", str(tmp_path)]) == 0
+    written, exported = (_entries(directory / form) for directory in (finished[0], tmp_path))
+    assert written.keys() == exported.keys()
+    assert len(written) >= NUM_STEPS
+    for name in written.keys() - {f"{finished[0].name}_metadata.jsonl"}:
+        assert exported[name] == written[name]
+
+
+def _entries(directory: Path) -> dict[str, list[str]]:
+    """What the files hold, in an order that does not depend on which group came first."""
+    entries = {}
+    for path in directory.iterdir():
+        if path.suffix == ".txt":
+            entries[path.name] = sorted(path.read_text().rstrip("\n").split("\n\n"))
+        else:
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            places = {"sample_idx", "prompt_idx"}
+            rest = [{key: value for key, value in line.items() if key not in places} for line in lines]
+            entries[path.name] = sorted(json.dumps(line, sort_keys=True) for line in rest)
+    return entries
 
 
 def _fates_by_step(output_dir: Path) -> dict[int, list[tuple[str, str]]]:

@@ -1,0 +1,118 @@
+"""Writes what a run's record holds in the formats that other programs and people read.
+
+    python -m open_instruct.export output --form transcripts              text that shows who wrote what and what is trained on
+    python -m open_instruct.export output --form rollouts --to rollouts/  open-instruct's rollouts
+    python -m open_instruct.export output --form samples --steps 10-20    what is trained on, for --dataset_mixer_list
+
+The files are those of --save_traces, and have the same contents. They go into the run's directory unless --to names another one.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data.prompt_dataset import PromptRow
+from open_instruct.data.run_tokenizer import read_tokenizer
+from open_instruct.record.groups import ReadGroup, groups_of
+from open_instruct.record.reader import NoRecord, RunRecord
+from open_instruct.rollouts.step_record import StepTraces, write_step_record
+from open_instruct.system.command_output import exit_code_of
+
+FORMS = "transcripts", "rollouts", "samples"
+CONSUMED = "consumed"
+
+
+class NothingToExport(ValueError):
+    """The text says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class RecordedRows:
+    """Rows of the data, as far as the groups of a step show them."""
+
+    groups: Sequence[ReadGroup]
+
+    def __getitem__(self, index: int) -> PromptRow:
+        entry = next(entry for entry in self.groups if entry.group.result.index == index)
+        nothing = np.zeros(0, np.int32)
+        return PromptRow(nothing, entry.ground_truth, entry.group.dataset, raw_query="", place=entry.row)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export. Returns the exit code: 0, or 2 if there is nothing to export."""
+    options = _parser().parse_args(argv)
+    try:
+        record = RunRecord(options.directory)
+        steps = _steps(record, options.steps)
+        args = _options_of(record, Path(options.to or options.directory))
+        for step in steps:
+            _export_step(record, step, args, options.form)
+    except (NoRecord, NothingToExport) as error:
+        print(f"export: {error}", file=sys.stderr)
+        return 2
+    print(f"{options.form} of {len(steps)} steps in {Path(options.to or options.directory) / options.form}")
+    return 0
+
+
+def _export_step(record: RunRecord, step: int, args: GRPOConfig, form: str) -> None:
+    groups = list(groups_of(record.samples(step)))
+    rows: Any = RecordedRows(groups)
+    tokenizer = read_tokenizer(args.tokenizer_name, args.revision_of_tokenizer, args.tokenizer_setup)
+    trained = [(entry.group, entry.trained or []) for entry in sorted(groups, key=_issue_number) if entry.trained]
+    assembly: Any = SimpleNamespace(training_step=step, trained=trained)
+    if form == "samples":
+        write_step_record(args, assembly, rows, tokenizer, tokenizer.pad_token_id)
+        return
+    traces = StepTraces(args, rows, tokenizer, forms={form})
+    left_out = [(entry.group, entry.outcome) for entry in groups if entry.outcome != CONSUMED]
+    traces.write_left_out(step, left_out)
+    traces.write_trained(assembly)
+
+
+def _issue_number(entry: ReadGroup) -> int:
+    return int(entry.group.result.prompt_id.rpartition("-")[2])
+
+
+def _steps(record: RunRecord, text: str | None) -> list[int]:
+    """The trained steps that were asked for; all without a text."""
+    steps = record.steps()
+    if text is not None:
+        first, _, last = text.partition("-")
+        if not (first.isdigit() and (last.isdigit() or not last)):
+            raise NothingToExport(f"--steps {text}: give a number, or two with a - between them, such as 10-20.")
+        steps = [step for step in steps if int(first) <= step <= int(last or first)]
+    if not steps:
+        there = record.steps()
+        has = f"it has {there[0]} to {there[-1]}" if there else "it has none that is trained"
+        raise NothingToExport(f"{record.output_dir}: the record has no such step; {has}.")
+    return steps
+
+
+def _options_of(record: RunRecord, directory: Path) -> GRPOConfig:
+    """The run's options, with `directory` in place of its output directory."""
+    in_force = record.options().get("in_force", {})
+    if not in_force:
+        raise NothingToExport(f"{record.output_dir} has no options.json, which says how the run was started.")
+    names = {option.name for option in fields(GRPOConfig) if option.init}
+    values = {name: value for name, value in in_force.items() if name in names}
+    return GRPOConfig(**values | {"output_dir": str(directory), "rollouts_save_path": None})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", help="the run's --output_dir")
+    parser.add_argument("--form", choices=FORMS, required=True)
+    parser.add_argument("--steps", help="one step, or the first and the last: 10-20")
+    parser.add_argument("--to", help="directory to write to")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code_of(main))
