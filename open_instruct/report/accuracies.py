@@ -20,11 +20,14 @@ class Measure:
     """Share of right answers, 0 to 1; None if only reward functions score, which do not say what is right."""
     reward: float | None
     """Mean reward; None: not known."""
+    standard_error: float | None = None
+    """Of the share; None: not known."""
 
     def __str__(self) -> str:
         if self.share is None:
             return "not measured" if self.reward is None else f"reward {self.reward:.3f}"
-        return f"{100 * self.share:.1f}% right"
+        error = "" if self.standard_error is None else f" ± {100 * self.standard_error:.1f}"
+        return f"{100 * self.share:.1f}{error}% right"
 
 
 @dataclass(frozen=True)
@@ -56,4 +59,5 @@ class Accuracies:
 
 def _measure(metrics: Mapping[str, Any], share_key: str, reward_key: str) -> Measure | None:
     share, reward = metrics.get(share_key), metrics.get(reward_key)
-    return None if share is None and reward is None else Measure(share, reward)
+    error = metrics.get(f"{share_key}_standard_error")
+    return None if share is None and reward is None else Measure(share, reward, error)

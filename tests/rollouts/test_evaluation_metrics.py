@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from group_fakes import make_group
 
+from open_instruct.report.accuracies import Accuracies
 from open_instruct.rollouts.evaluation_metrics import evaluation_metrics, pass_at_k_metrics, speed_metrics
 from open_instruct.scored_groups import ScoredGroup, last_samples
 
@@ -30,6 +31,15 @@ def test_evaluation_metrics() -> None:
         "eval/actor_tokens_per_second": 9.0,
     }
     assert {key: metrics[key] for key in chosen} == chosen
+
+
+def test_the_error_of_an_evaluation_is_that_of_the_mean_over_prompts() -> None:
+    """Three prompts with shares 1, 0.5 and 0: their deviation is 0.5."""
+    groups = [make_group([1, 1]), make_group([1, 0]), make_group([0, 0])]
+    metrics = evaluation_metrics(groups, verification_reward=1.0)
+    assert metrics["eval/pass_at_1_standard_error"] == pytest.approx(0.5 / 3**0.5)
+    assert str(Accuracies.of(metrics)) == "50.0 ± 28.9% right"
+    assert "eval/pass_at_1_standard_error" not in evaluation_metrics(groups[:1], verification_reward=1.0)
 
 
 def test_evaluation_counts_what_an_environment_has_seen_solved() -> None:
