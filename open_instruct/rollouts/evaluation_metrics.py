@@ -9,24 +9,19 @@ import numpy as np
 from open_instruct.rollouts.batch_metrics import response_metrics, scoring_metrics, tokens_per_second
 from open_instruct.scored_groups import ScoredGroup
 
-STANDARD_ERROR = "eval/pass_at_1_standard_error"
 SOLVED = 1.0 - 1e-6
 """A score of at least this counts as 1."""
 
 
 def pass_at_k_metrics(correct: Sequence[np.ndarray]) -> dict[str, float]:
-    """`eval/pass_at_1` is the share of right responses, and `eval/pass_at_1_standard_error` how far it lies from that of all
-    questions of the kind, by chance alone: the standard deviation over prompts divided by the root of their number. With n responses to a prompt, `eval/pass_at_<n>` is the share of prompts
+    """`eval/pass_at_1` is the share of right responses. With n responses to a prompt, `eval/pass_at_<n>` is the share of prompts
     with at least one right response, and for k = 1, 2, 4, … `eval/pass_at_<k>_unbiased` is 1 - C(n - c, k) / C(n, k) for c right
     responses of n (Chen et al., arXiv:2107.03374, eq. 1), averaged over prompts.
 
     Args:
         correct: for each prompt (n,) bool. A prompt with n < k responses counts with k = n.
     """
-    shares = [verdicts.mean() for verdicts in correct]
-    metrics = {"eval/pass_at_1": float(np.mean(shares))}
-    if len(shares) > 1:
-        metrics[STANDARD_ERROR] = float(np.std(shares, ddof=1) / math.sqrt(len(shares)))
+    metrics = {"eval/pass_at_1": float(np.mean([verdicts.mean() for verdicts in correct]))}
     num_responses = max(map(len, correct))
     if num_responses > 1:
         metrics[f"eval/pass_at_{num_responses}"] = float(np.mean([verdicts.any() for verdicts in correct]))
@@ -35,6 +30,19 @@ def pass_at_k_metrics(correct: Sequence[np.ndarray]) -> dict[str, float]:
                 np.mean([_pass_at(k, len(verdicts), int(verdicts.sum())) for verdicts in correct])
             )
     return metrics
+
+
+def standard_error(correct: Sequence[np.ndarray]) -> dict[str, float]:
+    """`eval/pass_at_1_standard_error`: how far `eval/pass_at_1` lies from that of all questions of the kind, by chance alone: the
+    standard deviation over prompts, divided by the root of their number. Empty for a single prompt.
+
+    Args:
+        correct: for each prompt (n,) bool.
+    """
+    if len(correct) < 2:
+        return {}
+    shares = [verdicts.mean() for verdicts in correct]
+    return {"eval/pass_at_1_standard_error": float(np.std(shares, ddof=1) / math.sqrt(len(shares)))}
 
 
 def _pass_at(k: int, n: int, c: int) -> float:
@@ -63,7 +71,8 @@ def evaluation_metrics(
     metrics = response_metrics(groups, verification_reward=verification_reward) | scoring_metrics(rollouts)
     renamed = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items()}
     if all(group.by_verifier for group in groups):  # reward functions do not say what is right
-        renamed |= pass_at_k_metrics([is_right(group) for group in groups])
+        correct = [is_right(group) for group in groups]
+        renamed |= pass_at_k_metrics(correct) | standard_error(correct)
     renamed["eval/num_given_up"] = sum(not group.samples for group in groups)
     return renamed
 
