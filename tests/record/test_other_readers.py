@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from group_fakes import make_group
-from test_record import PAGE, WRITTEN_S, entry
+from recorded_groups import PAGE, WRITTEN_S, entry
 
 from open_instruct.record.places import RECORD
 from open_instruct.record.writer import RecordWriter

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from group_fakes import make_group, make_spanned_group, samples_of
+from recorded_groups import PAGE, WRITTEN_S, entry
 
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.record import open_log, schema
@@ -19,20 +20,11 @@ from open_instruct.record.groups import groups_of
 from open_instruct.record.journal import Journal, WarningEvents
 from open_instruct.record.places import RECORD
 from open_instruct.record.reader import NoRecord, RunRecord
-from open_instruct.record.samples import RecordedGroup, rows_of
+from open_instruct.record.samples import rows_of
 from open_instruct.record.schema import SAMPLES, USES
 from open_instruct.record.writer import RecordWriter
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
-from open_instruct.scored_groups import FunctionRewards, Reading, ScoredGroup
-
-WRITTEN_S = 60.0
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "record.md"
-
-
-def entry(group: ScoredGroup, outcome: str = "consumed", step: int = 1, **fields: Any) -> RecordedGroup:
-    place = {"row": "train.jsonl line 7", "source": "train.jsonl", "ground_truth": "42"}
-    values: dict[str, Any] = {**place, "outcome": outcome, "attempt": 0, "step": step, "arrived": 200.0, **fields}
-    return RecordedGroup(group=group, rewards=10.0 * group.scores, **values)
+from open_instruct.scored_groups import FunctionRewards, Reading
 
 
 def batches_of(samples: Sequence[TrainingSample], *, shared: bool = False, **options: Any) -> list[list[MiniBatch]]:
