@@ -1,12 +1,15 @@
 """Where the files of a record lie.
 
-record/
-    record.json                        version of the format
-    starts.jsonl, events.jsonl         written by the driver
-    steps/000012.parquet               samples of a trained step, also those that it left out
-    open/000013.log                    samples of a step that is not trained yet
-    evaluations/000020_default.parquet
-    undone/2/…                         what start 2 of the run found of steps after its checkpoint
+    record/
+        record.json                        version of the format
+        starts.jsonl, events.jsonl         written by the driver
+        prompts.jsonl                      issues and failures of training prompts
+        steps/000012.parquet               samples of a trained step, also those that it left out
+        open/000013.log                    samples of a step that is not trained yet
+        evaluations/000020_default.parquet
+        undone/2/                          what start 2 of the run found of steps after its checkpoint
+
+The controller writes everything but what the driver writes. No file has two writers.
 """
 
 import json
@@ -29,6 +32,7 @@ class RecordPlaces:
         self.about = root / "record.json"
         self.starts = root / "starts.jsonl"
         self.events = root / "events.jsonl"
+        self.prompts = root / "prompts.jsonl"
 
     def step(self, training_step: int) -> Path:
         return self.root / "steps" / f"{training_step:06d}.parquet"

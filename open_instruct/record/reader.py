@@ -112,6 +112,11 @@ class RunRecord:
         """Events of the driver, in order."""
         return list(_lines(self.places.events))
 
+    def prompt_events(self) -> Iterator[dict[str, Any]]:
+        """What happened to training prompts, in order: `issued` (attempt, version), `lost` with an engine, `given_up` (engine,
+        cause, is_tried_again)."""
+        yield from _lines(self.places.prompts)
+
     def metrics(self) -> list[dict[str, Any]]:
         """Rows of `metrics.jsonl`."""
         return list(_lines(self.output_dir / "metrics.jsonl"))

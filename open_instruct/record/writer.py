@@ -3,20 +3,23 @@
     a step takes groups ─► add ─► open/000012.log          after a second, if the step is not trained by then
     its batch is sent   ─► sent                            which token went to which learner
     it is trained       ─► commit ─► steps/000012.parquet  whole or not at all; then the log goes
+    it is issued, lost …   ─► note ─► prompts.jsonl
     an evaluation ends  ─► measured ─► evaluations/000020_default.parquet
 
 What cannot be written is left out with a warning, and the run goes on.
 """
 
+import json
 import logging
 import math
 import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -78,6 +81,8 @@ class RecordWriter:
         self._num_waiting = 0
         self._num_left_out = 0
         self._lock = threading.Lock()
+        self._lines: IO[bytes] | None = None
+        """`prompts.jsonl`, once there is a line."""
         self.failure = ""
         """Why the record ended before the run; "" while it is written."""
         self._tasks.put(lambda: self._begin(training_step))
@@ -85,6 +90,10 @@ class RecordWriter:
         self._thread.start()
 
     # --- what the controller calls ------------------------------------------------------------------------------------
+
+    def note(self, event: Mapping[str, object]) -> None:
+        """Something happened to a prompt: a line of `prompts.jsonl` with `kind`, `prompt_id` and `unix`."""
+        self._put(lambda: self._note(event))
 
     def add(self, training_step: int, entry: RecordedGroup) -> None:
         """A step has taken this group, or has left it out."""
@@ -146,6 +155,8 @@ class RecordWriter:
             self._do(task)
             self._do(lambda: self._log(time.monotonic() - LOG_AFTER_S))
         self._do(lambda: self._log(math.inf))
+        if self._lines is not None:
+            self._lines.close()
 
     def _next_task(self) -> Callable[[], None] | None:
         """The next task; nothing to do if none comes for a while. None at the end."""
@@ -169,6 +180,11 @@ class RecordWriter:
     def _begin(self, training_step: int) -> None:
         self._start = max(1, self._places.num_starts())
         self._places.make(training_step, self._start)
+
+    def _note(self, event: Mapping[str, object]) -> None:
+        if self._lines is None:
+            self._lines = open(self._places.prompts, "ab", buffering=0)  # noqa: SIM115, closed by the thread
+        self._lines.write(json.dumps({"start": self._start, **event}).encode(errors="replace") + b"\n")
 
     def _add(self, training_step: int, entry: RecordedGroup, num_samples: int) -> None:
         with self._lock:

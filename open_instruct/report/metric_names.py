@@ -262,14 +262,8 @@ SECTIONS: dict[str, list[Metric]] = {
     ],
     "Evaluation": [
         Metric("eval/scores", "mean reward"),
-        Metric(
-            "eval/pass_at_1",
-            "share of responses whose score, or whose environment's reward, is 1 or more; not where only functions score",
-        ),
-        Metric(
-            "eval/pass_at_1_standard_error",
-            "of that share, by chance alone: standard deviation over prompts, by the root of their number",
-        ),
+        Metric("eval/pass_at_1", "share of responses whose score, or environment's reward, is 1 or more"),
+        Metric("eval/pass_at_1_standard_error", "of that share, by chance alone"),
         Metric("eval/pass_at_<k>", "with k responses a prompt: share of prompts with a right one (`--eval_pass_at_k`)"),
         Metric("eval/pass_at_<k>_unbiased", "estimate of the same from all responses"),
         Metric("eval/objective/<metric>", "as in training"),

@@ -129,13 +129,13 @@ class RolloutController:
         )
         self._scoring = _result_scoring(args, requests, workflow, tokenizer, lambda: flow.version)
         self._evaluations = evaluations = Evaluations(args, threads, workflow, eval_dataset)
+        self._record = record = RolloutRecord(args, requests)
         self._feeder = PromptFeeder(
-            args, threads, flow, requests, evaluations, param_prompt_Q, self._custom_generation_logic
+            args, threads, flow, requests, evaluations, param_prompt_Q, self._custom_generation_logic, record
         )
         self._preparation = DataPreparation(
-            args, threads, flow, workflow, self._scoring, evaluations, inference_results_Q, teachers
+            args, threads, flow, workflow, self._scoring, evaluations, inference_results_Q, record, teachers
         )
-        self._record = record = RolloutRecord(args, requests)
         self._producer = BatchProducer(
             args,
             options.collation,
@@ -383,7 +383,9 @@ class RolloutController:
                 *self._preparation.being_scored,
                 *self._feeder.taken_back,
             }
-            num_lost = len(self._flow.recover(present)) + self._evaluations.recover(present)
+            lost = self._flow.recover(present)
+            self._record.lost(lost)
+            num_lost = len(lost) + self._evaluations.recover(present)
         self._feeder.resume(TAKING_INVENTORY)
         return num_lost
 

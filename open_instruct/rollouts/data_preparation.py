@@ -19,6 +19,7 @@ from open_instruct.data_types import GenerationResult
 from open_instruct.rollouts.batch_metrics import scoring_metrics
 from open_instruct.rollouts.failure_log import GenerationFailures, NothingAnswered
 from open_instruct.rollouts.result_scoring import PendingScores, ResultScoring
+from open_instruct.rollouts.rollout_record import RolloutRecord
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import PromptFlow
@@ -49,6 +50,7 @@ class DataPreparation:
         scoring: ResultScoring,
         evaluations: Evaluations,
         results_queue: Queue,
+        record: RolloutRecord,
         teachers: "Sequence[ActorHandle]" = (),
     ) -> None:
         self._args = args
@@ -58,6 +60,7 @@ class DataPreparation:
         self.scoring = scoring
         self._evaluations = evaluations
         self._results_queue = results_queue
+        self._record = record
         self.scored: queue.SimpleQueue[ScoredGroup] = queue.SimpleQueue()
         self.being_scored: dict[str, GenerationResult] = {}
         """Results of training prompts that have arrived, until `PromptFlow` has their groups."""
@@ -144,6 +147,7 @@ class DataPreparation:
             is_tried_again = evaluation.fail(self.scoring.all_wrong(result))
         elif self._flow.waits_for(result.prompt_id, self.being_scored):  # else another copy of the result came
             is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
+            self._record.given_up(result, is_tried_again=is_tried_again)
             if not is_tried_again:
                 self._workflow.dropped(result.prompt_id)
         try:

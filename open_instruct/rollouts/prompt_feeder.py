@@ -15,6 +15,7 @@ from ray.util.queue import Empty, Full, Queue
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import PromptRequest
 from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.rollout_record import RolloutRecord
 from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.system.work_threads import POLL_S, WorkThreads
@@ -48,6 +49,7 @@ class PromptFeeder:
         evaluations: Evaluations,
         prompt_queue: Queue,
         change: Callable[[list[PromptRequest]], list[PromptRequest]],
+        record: RolloutRecord,
     ) -> None:
         self._threads = threads
         self._flow = flow
@@ -55,6 +57,7 @@ class PromptFeeder:
         self._evaluations = evaluations
         self._prompt_queue = prompt_queue
         self._change = change
+        self._record = record
         self._interval_s = args.batch_generation_interval
         self._bundle_samples = args.num_samples_per_step // (bundles_per_step(args) * args.vllm_num_engines)
         self._taken_back: deque[PromptRequest] = deque()
@@ -105,7 +108,10 @@ class PromptFeeder:
         if self.pauses:
             return None
         prompt = self._flow.next_prompt()
-        return None if prompt is None else self._requests.for_training(prompt, self._flow.version)
+        if prompt is None:
+            return None
+        self._record.issued(prompt)
+        return self._requests.for_training(prompt, self._flow.version)
 
     def _put(self, bundle: list[PromptRequest]) -> None:
         while not self._threads.stopping.is_set():

@@ -8,6 +8,7 @@ import ray
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
+from open_instruct.data_types import GenerationResult
 from open_instruct.record.places import RECORD
 from open_instruct.record.samples import RecordedGroup
 from open_instruct.record.writer import RecordWriter
@@ -38,6 +39,29 @@ class RolloutRecord:
             keep = self._args.record_keep_steps
             directory = Path(self._args.output_dir) / RECORD
             self._writer = RecordWriter(directory, training_step, keep_steps=keep if keep > 0 else None)
+
+    def issued(self, prompt: IssuedPrompt) -> None:
+        """A training prompt goes to the engines."""
+        self._note("issued", prompt.prompt_id, attempt=prompt.num_issues - 1, version=prompt.version)
+
+    def given_up(self, result: GenerationResult, *, is_tried_again: bool) -> None:
+        """An engine has given up a training prompt, or too few of its responses were scored."""
+        self._note(
+            "given_up",
+            result.prompt_id,
+            engine=result.engine_id,
+            cause=result.error,
+            is_tried_again=is_tried_again,
+        )
+
+    def lost(self, prompt_ids: Sequence[str]) -> None:
+        """These prompts were lost with an engine, and are issued again."""
+        for prompt_id in prompt_ids:
+            self._note("lost", prompt_id)
+
+    def _note(self, kind: str, prompt_id: str, **fields: object) -> None:
+        if self._writer is not None:
+            self._writer.note({"kind": kind, "prompt_id": prompt_id, "unix": time.time(), **fields})
 
     def took(self, training_step: int, group: ScoredGroup, prompt: IssuedPrompt, outcome: str) -> None:
         """A step has taken a group, or has left it out."""

@@ -35,7 +35,7 @@ MODELS = MODEL, f"step_{NUMBER}"
 """Patterns of the directories that a run saves models in. They are of a run only if it has trained a step."""
 ACCOMPANIMENT = (
     *("logs/driver.log", LOG_FILE, OPTIONS_FILE, "options_[0-9]*.json"),
-    *(f"{RECORD}/{name}" for name in ("record.json", "starts.jsonl", "events.jsonl", "undone")),
+    *(f"{RECORD}/{name}" for name in ("record.json", "starts.jsonl", "events.jsonl", "prompts.jsonl", "undone")),
 )
 """What moves together with results, and stays without them."""
 

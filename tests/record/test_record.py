@@ -299,6 +299,18 @@ def test_starts_ends_and_events_of_a_run(output: Path) -> None:
     assert record.events()[2]["text"] == "engine 1 died"
 
 
+def test_what_happened_to_prompts_is_there_in_order(output: Path) -> None:
+    writer = RecordWriter(output / RECORD, 0)
+    writer.note({"kind": "issued", "prompt_id": "train-0", "attempt": 0, "version": 2})
+    writer.note({"kind": "lost", "prompt_id": "train-0"})
+    written(writer)
+    assert list(RunRecord(output).prompt_events()) == [
+        {"start": 1, "kind": "issued", "prompt_id": "train-0", "attempt": 0, "version": 2},
+        {"start": 1, "kind": "lost", "prompt_id": "train-0"},
+    ]
+    writer.close(WRITTEN_S)
+
+
 def test_what_cannot_be_read_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(NoRecord, match="holds no record"):
         RunRecord(tmp_path)

@@ -199,7 +199,7 @@ def test_metrics_of_a_verifier_have_its_name_however_rows_spell_it() -> None:
 def test_groups_that_steps_have_taken_are_saved_before_those_that_wait() -> None:
     """A run that goes on takes groups in this order. Otherwise a step would take one that waits in place of a straggler that it
     had waited for, and the straggler would be too old afterwards."""
-    parts: Any = [None] * 9
+    parts: Any = [None] * 10
     producer = BatchProducer(*parts)
     producer.groups = {"train-3": group(3)}
     producer.taken = {4: [group(2)], 3: [group(1), group(0)]}
@@ -211,7 +211,7 @@ def test_groups_that_steps_have_taken_are_saved_before_those_that_wait() -> None
 def test_batch_that_is_larger_than_the_queue_fills_it(num_samples: int, counted: int) -> None:
     """The queue would refuse it for ever. Rows may ask for more steps of their environment than the queue was made for."""
     put: list[int] = []
-    parts: Any = [None] * 9
+    parts: Any = [None] * 10
     producer: Any = BatchProducer(*parts)
     producer._args = make_args(max_queue_size=4)
     producer._threads = SimpleNamespace(stopping=threading.Event())
