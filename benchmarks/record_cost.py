@@ -76,7 +76,7 @@ def measure(num_prompts: int, num_samples: int, num_tokens: int) -> dict[str, fl
                 writer.add(step, entry)
             writer.sent(step, rank_batches, samples)
             in_caller.append(time.perf_counter() - began)
-            writer.commit(step, lambda: [{"logprobs": learner, "correction": None}])
+            writer.commit(step, [{"logprobs": learner, "correction": None}])
             assert writer.flush(WRITTEN_S)
             seconds.append(time.process_time() - cpu)
         writer.close(WRITTEN_S)

@@ -59,7 +59,7 @@ class _OpenStep:
     """Monotonic time of the first of them."""
     logged: list[RecordedGroup] = field(default_factory=list)
     """Groups to train on that are in the log too. Groups that are left out are only there."""
-    sent: list[tuple[Order, Sequence[TrainingSample]]] = field(default_factory=list)
+    partial_batches: list[tuple[Order, Sequence[TrainingSample]]] = field(default_factory=list)
     """For each partial batch: the numbers of its samples, and the samples."""
 
 
@@ -116,11 +116,11 @@ class RecordWriter:
     def sent(self, training_step: int, rank_batches: list[list[MiniBatch]], samples: Sequence[TrainingSample]) -> None:
         """A batch of the step, or a partial batch, goes to the learners."""
         order = [[mini_batch.samples_of_micro_batches for mini_batch in own] for own in rank_batches]
-        self._put(lambda: self._steps[training_step].sent.append((order, samples)))
+        self._put(lambda: self._steps[training_step].partial_batches.append((order, samples)))
 
-    def commit(self, training_step: int, fetch: Callable[[], LearnerValues] | None = None) -> None:
-        """The step is trained. `fetch` gets what the learners say of its tokens."""
-        self._put(lambda: self._commit(training_step, fetch))
+    def commit(self, training_step: int, values: LearnerValues | None = None) -> None:
+        """The step is trained. `values`: what the learners say of its tokens; None: not known."""
+        self._put(lambda: self._commit(training_step, values))
 
     def measured(self, version: int, set_name: str, groups: Sequence[RecordedGroup]) -> None:
         """An evaluation set was measured."""
@@ -129,14 +129,14 @@ class RecordWriter:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far is written; False if that took longer than `timeout_s`."""
-        done = threading.Event()
+        flushed = threading.Event()
 
         def log_all() -> None:
             self._log(math.inf)
-            done.set()
+            flushed.set()
 
         self._put(log_all)
-        return done.wait(timeout_s)
+        return flushed.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s`, and end the thread."""
@@ -207,14 +207,13 @@ class RecordWriter:
 
     def _carry_over(self, training_step: int, prompt_id: str) -> None:
         for path in self._places.undone_open_logs():
-            found = [rows for batch in open_log.read(path) if (rows := _of_prompt(batch, prompt_id)).num_rows]
-            if found:
-                self._append(training_step, found[-1])
+            batches = [rows for batch in open_log.read(path) if (rows := _of_prompt(batch, prompt_id)).num_rows]
+            if batches:
+                self._append(training_step, batches[-1])
                 return
 
-    def _commit(self, training_step: int, fetch: Callable[[], LearnerValues] | None) -> None:
+    def _commit(self, training_step: int, values: LearnerValues | None) -> None:
         step = self._steps.pop(training_step, _OpenStep())
-        values = None if fetch is None else _fetched(fetch, training_step)
         trained = dict(_trained_tokens(step, values))
         log = self._places.open_log(training_step)
         batches = [_left_out(batch) for batch in open_log.read(log)] if log.exists() else []
@@ -225,19 +224,10 @@ class RecordWriter:
             self._places.step(training_step - self._keep_steps).unlink(missing_ok=True)
 
 
-def _fetched(fetch: Callable[[], LearnerValues], training_step: int) -> LearnerValues | None:
-    """What the learners say; None if they cannot be asked any more."""
-    try:
-        return fetch()
-    except Exception as error:  # a learner that died takes its values with it
-        logger.warning("the record of step %d lacks the learners' log-probs: %r", training_step, error)
-        return None
-
-
 def _trained_tokens(step: _OpenStep, values: LearnerValues | None) -> Iterator[tuple[int, TrainedTokens]]:
     """What the learners did with each sample, by the `id` of its tokens."""
     readers = None if values is None else [_Reader(own) for own in values]
-    for rank_batches, samples in step.sent:
+    for rank_batches, samples in step.partial_batches:
         for rank, mini_batches in enumerate(rank_batches):
             for number, micro_batches in enumerate(mini_batches):
                 for micro_number, numbers in enumerate(micro_batches):

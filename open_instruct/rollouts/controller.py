@@ -383,9 +383,9 @@ class RolloutController:
                 *self._preparation.being_scored,
                 *self._feeder.taken_back,
             }
-            lost = self._flow.recover(present)
-            self._record.lost(lost)
-            num_lost = len(lost) + self._evaluations.recover(present)
+            lost_ids = self._flow.recover(present)
+            self._record.lost(lost_ids)
+            num_lost = len(lost_ids) + self._evaluations.recover(present)
         self._feeder.resume(TAKING_INVENTORY)
         return num_lost
 

@@ -1,5 +1,6 @@
 """Tells the record what becomes of groups: the part of `record/` that knows the run's options and data."""
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data_types import GenerationResult
 from open_instruct.record.places import RECORD
 from open_instruct.record.samples import RecordedGroup
-from open_instruct.record.writer import RecordWriter
+from open_instruct.record.writer import LearnerValues, RecordWriter
 from open_instruct.rollouts.prompt_ledger import IssuedPrompt
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.step_assembly import PartialBatch
 from open_instruct.scored_groups import ScoredGroup
+
+logger = logging.getLogger(__name__)
 
 FETCH_S = 60.0
 """Deadline for fetching what the learners say of a step's tokens."""
@@ -84,8 +87,7 @@ class RolloutRecord:
     def commit(self, training_step: int, tokens: "Sequence[ray.ObjectRef]") -> None:
         """The step is trained. `tokens`: for each share of the data a reference to its `StepSums.token_values`."""
         if self._writer is not None:
-            fetch = (lambda: ray.get(list(tokens), timeout=FETCH_S)) if tokens else None
-            self._writer.commit(training_step, fetch)
+            self._writer.commit(training_step, _values_of_learners(training_step, tokens))
 
     def measured(self, version: int, groups: Sequence[ScoredGroup]) -> None:
         """An evaluation of `version` is complete."""
@@ -129,3 +131,15 @@ class RolloutRecord:
             arrived=now,
             set=set_name,
         )
+
+
+def _values_of_learners(training_step: int, tokens: "Sequence[ray.ObjectRef]") -> LearnerValues | None:
+    """What the learners say of the tokens of a step; None if they say nothing, or cannot be asked any more. They are asked at
+    once, because at the end of a run they do not live longer than this call."""
+    if not tokens:
+        return None
+    try:
+        return ray.get(list(tokens), timeout=FETCH_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        logger.warning("the record of step %d lacks the learners' log-probs: %s", training_step, error)
+        return None

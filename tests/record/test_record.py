@@ -6,10 +6,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import ray
+from conftest import make_args
 from group_fakes import make_group, make_spanned_group, samples_of
 from recorded_groups import PAGE, WRITTEN_S, entry
 
@@ -24,6 +26,7 @@ from open_instruct.record.samples import rows_of
 from open_instruct.record.schema import SAMPLES, USES
 from open_instruct.record.writer import RecordWriter
 from open_instruct.rollouts.packing import prepare_collated_data_for_workers
+from open_instruct.rollouts.rollout_record import RolloutRecord
 from open_instruct.scored_groups import FunctionRewards, Reading
 
 
@@ -70,7 +73,7 @@ def test_every_token_gets_the_values_that_its_learner_computed(output: Path, lay
     for group in groups:
         writer.add(1, entry(group))
     writer.sent(1, rank_batches, samples)
-    writer.commit(1, lambda: values_of(rank_batches))
+    writer.commit(1, values_of(rank_batches))
     writer.close(WRITTEN_S)
     rows = RunRecord(output).samples(1).to_pylist()
     assert [(row["prompt_id"], row["sample"]) for row in rows] == [
@@ -107,7 +110,7 @@ def test_partial_batches_of_a_step_are_one_step(output: Path) -> None:
             for of_rank in zip(*values, strict=True)
         ]
 
-    writer.commit(1, both)
+    writer.commit(1, both())
     writer.close(WRITTEN_S)
     for row in RunRecord(output).samples(1).to_pylist():
         np.testing.assert_allclose(row["learner_logprobs"], np.array(row["response_ids"]) / -1000, atol=1e-7)
@@ -125,7 +128,7 @@ def test_groups_that_no_step_trains_on_are_there_with_their_tokens(output: Path)
     before = {(row["prompt_id"], row["outcome"], *row["use"]) for row in RunRecord(output).samples(1).to_pylist()}
     assert before == {("train-0", "consumed", schema.OPEN, schema.OPEN), ("train-1", "zero_std", 6, 6)}
     assert (RunRecord(output).steps(), RunRecord(output).open_steps()) == ([], [1])
-    writer.commit(1, lambda: values_of(rank_batches))
+    writer.commit(1, values_of(rank_batches))
     writer.close(WRITTEN_S)
     record = RunRecord(output)
     after = {row["prompt_id"]: row for row in record.samples(1).to_pylist()}
@@ -239,21 +242,19 @@ def test_a_disk_that_refuses_ends_the_record_and_not_the_run(
     ]
 
 
-def test_a_learner_that_cannot_be_asked_costs_only_its_values(output: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def gone() -> Any:
-        raise RuntimeError("the actor died")
+def test_a_learner_that_cannot_be_asked_costs_only_its_values(
+    output: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise ray.exceptions.OwnerDiedError("object", None, "")
 
-    group = make_group([1.0, 0.0])
-    samples = samples_of(group)
-    writer = RecordWriter(output / RECORD, 0)
-    writer.add(1, entry(group))
-    writer.sent(1, batches_of(samples), samples)
-    writer.commit(1, gone)
-    written(writer)
-    writer.close(WRITTEN_S)
-    rows = RunRecord(output).samples(1).to_pylist()
-    assert [row["learner_logprobs"] for row in rows] == [None, None]
-    assert [row["use"] for row in rows] == [[schema.TRAINED] * 2] * 2
+    monkeypatch.setattr(ray, "get", gone)
+    requests: Any = None
+    record = RolloutRecord(make_args(output_dir=str(output), record=True), requests)
+    record.start(0)
+    record.commit(1, cast("Any", [object()]))
+    record.close()
+    assert RunRecord(output).samples(1).num_rows == 0
     assert "lacks the learners' log-probs" in caplog.text
 
 
