@@ -91,14 +91,15 @@ class RunRecord:
         return _read_table(path, columns)
 
     def of_prompt(self, prompt_id: str) -> pa.Table:
-        """All samples of a training prompt, also those of attempts that were discarded."""
-        steps = [step for step, rows in self.prompt_rows() if any(row["prompt_id"] == prompt_id for row in rows)]
-        tables = [self.samples(step) for step in dict.fromkeys([*steps, *self.open_steps()]) if self._has(step)]
+        """All samples of a training prompt, also those of attempts that were discarded. Reads a column of every step, because
+        `prompts.jsonl` names a prompt only in the step that settled it."""
+        steps = [*self.steps(), *self.open_steps()]
+        tables = (self.samples(step) for step in steps if prompt_id in self._prompt_ids(step))
         chosen = [table.filter(pc.field("prompt_id") == prompt_id) for table in tables]
         return pa.concat_tables([SAMPLES.empty_table(), *chosen])
 
-    def _has(self, step: int) -> bool:
-        return self.places.step(step).exists() or self.places.open_log(step).exists()
+    def _prompt_ids(self, step: int) -> set[str]:
+        return set(self.samples(step, ["prompt_id"])["prompt_id"].to_pylist())
 
     # --- the run ------------------------------------------------------------------------------------------------------
 

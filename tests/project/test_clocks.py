@@ -16,6 +16,9 @@ TELLS_THE_TIME_OF_DAY = {
     "run_summary.py",
     "step_record.py",
     "options_file.py",
+    "journal.py",
+    "rollout_record.py",
+    "states.py",  # whether a run on another machine has written a moment ago
 }
 """They write it down for people; nothing is decided by it."""
 FOR_ROLLOUTS = {"effects.py", "runner.py"}

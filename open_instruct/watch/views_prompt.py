@@ -1,0 +1,354 @@
+"""Views of one prompt: what became of it, and what the model answered to one row of the data over time."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow.compute as pc
+
+from open_instruct.record import schema
+from open_instruct.system.counted import counted
+from open_instruct.watch.mistakes import Mistake
+from open_instruct.watch.runs import Run, Runs
+from open_instruct.watch.samples import (
+    SampleRow,
+    ends,
+    groups_of,
+    prompt_number,
+    rows_of,
+    table_of_evaluation,
+    table_of_step,
+    texts_of,
+)
+
+STEPS_BEFORE = 200
+"""Steps before the last one of a prompt in which its discarded attempts are looked for."""
+DISCARDED = "stale_results_dropped"
+REASONS = {
+    "consumed": "trained on it",
+    "zero_std": "left it out, because all its responses have the same reward, so that their advantages are 0",
+    "masked": "left it out, because all its responses were cut off (--mask_truncated_completions)",
+    "too_old": "discarded it, because its tokens were older than the bound of staleness; the prompt was issued again",
+    "failed": "dropped it, because the engines gave it up too often",
+    "run_ended": "was under way when the run ended, so nothing was trained on it",
+}
+
+
+def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
+    """The life of a prompt in sentences, from the record."""
+    watched = runs[run]
+    entry = next(
+        (
+            (step, prompt)
+            for step, prompts in watched.prompts()
+            for prompt in prompts
+            if prompt["prompt_id"] == prompt_id
+        ),
+        None,
+    )
+    attempts = _attempts(watched, prompt_id, None if entry is None else entry[0])
+    events = watched.prompt_events().get(prompt_id, [])
+    if not attempts and entry is None and not events:
+        raise Mistake(_unknown(watched, prompt_id))
+    row = attempts[-1][0]["row"] if attempts else _row_of_entry(entry)
+    return {
+        "prompt_id": prompt_id,
+        "row": row,
+        "sentences": [*_sentences(watched, prompt_id, row, attempts, entry, events)],
+        "attempts": [
+            {
+                "attempt": group[0]["attempt"],
+                "step": group[0]["step"],
+                "outcome": group[0]["outcome"],
+                "rewards": [sample["reward"] for sample in group],
+            }
+            for group in attempts
+        ],
+    }
+
+
+def _row_of_entry(entry: tuple[int, dict[str, Any]] | None) -> str | None:
+    return None if entry is None else entry[1].get("row")
+
+
+def _attempts(run: Run, prompt_id: str, settled_in: int | None) -> list[list[SampleRow]]:
+    """The groups of a prompt in the order of steps. Those of discarded attempts are in steps before the one that settled it; a
+    first attempt has none before it."""
+    steps = run.steps()
+    if settled_in is not None:
+        groups = _groups_in(run, settled_in, prompt_id) if settled_in in steps else []
+        if groups and groups[0][0]["attempt"] == 0:
+            return groups
+        steps = [step for step in steps if step <= settled_in]
+    return [group for step in steps[-STEPS_BEFORE:] for group in _groups_in(run, step, prompt_id)]
+
+
+def _groups_in(run: Run, step: int, prompt_id: str) -> list[list[SampleRow]]:
+    """The groups of a prompt in a step, by attempt."""
+    return list(groups_of(rows_of(table_of_step(run, step), prompt_id=prompt_id)).values())
+
+
+def _unknown(run: Run, prompt_id: str) -> str:
+    names = sorted({prompt["prompt_id"] for _, prompts in run.prompts() for prompt in prompts}, key=prompt_number)
+    hint = f"Prompts of finished steps are {names[0]} to {names[-1]}." if names else "No step has finished yet."
+    return f"the record has nothing of the prompt {prompt_id}: it was not issued, or has no scores yet. {hint}"
+
+
+def _sentences(
+    run: Run,
+    prompt_id: str,
+    row: str | None,
+    attempts: Sequence[Sequence[SampleRow]],
+    entry: tuple[int, dict[str, Any]] | None,
+    events: Sequence[dict[str, Any]] = (),
+) -> Iterator[str]:
+    yield f"{prompt_id} is {_place(row)}."
+    parts = [(group[0]["began"], list(_of_attempt(run, group))) for group in attempts]
+    parts += [(event["unix"], [_of_event(event)]) for event in events if event["kind"] in ("lost", "given_up")]
+    for _, sentences in sorted(parts, key=lambda part: part[0]):
+        yield from sentences
+    issues = [event for event in events if event["kind"] == "issued"]
+    if not attempts and entry is None and issues:
+        yield (
+            f"It was issued at version {issues[-1]['version']}, at {_time(issues[-1]['unix'])}, and no step has it yet: it is "
+            "with the engines, being scored, or waits for a step."
+        )
+    if not attempts and entry is not None:
+        step, prompt = entry
+        fate = prompt.get("fate", "")
+        yield f"Step {step} {REASONS.get(fate, f'gave it the outcome {fate}')}."
+        yield "The record has no samples of it."
+
+
+def _of_event(event: dict[str, Any]) -> str:
+    """What happened to a prompt besides its groups."""
+    if event["kind"] == "lost":
+        return f"It was lost with its engine at {_time(event['unix'])}, and issued again."
+    cause = f": {event['cause']}" if event.get("cause") else ""
+    then = "It is tried again." if event.get("is_tried_again") else "It is not tried again."
+    return f"Engine {event['engine']} gave it up at {_time(event['unix'])}{cause}. {then}"
+
+
+def _time(unix: float) -> str:
+    return f"{datetime.fromtimestamp(unix, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _place(row: str | None) -> str:
+    match = re.fullmatch(r"(.*) (line|row|index) (\d+)", row or "")
+    return (
+        f"{match[2]} {match[3]} of {match[1]}"
+        if match
+        else f"row {row!r} of the data"
+        if row
+        else "of a row that is not known"
+    )
+
+
+def _of_attempt(run: Run, group: Sequence[SampleRow]) -> Iterator[str]:
+    first = group[0]
+    again = f" again (attempt {first['attempt']})" if first["attempt"] else ""
+    yield f"It was issued{again} at version {first['issue_version']} to engine {first['engine']}, {_when(first)}."
+    yield f"{counted(len(group), 'response')}: {_lengths(group)}; {_versions(group)}; {_ended(group)}."
+    yield f"{_scores(group)} in {first['score_s']:.2f} s."
+    if run.is_open(first["step"]) and first["outcome"] == "consumed":
+        yield f"Step {first['step']} has taken it and is not trained yet."
+        return
+    yield f"Step {first['step']} {REASONS.get(first['outcome'], 'gave it the outcome ' + first['outcome'])}{_rewards(group)}."
+    if first["outcome"] == "consumed":
+        yield _tokens(group)
+
+
+def _when(row: SampleRow) -> str:
+    tools = f", {row['tool_s']:.2f} s of them waiting for tools" if row["tool_s"] else ""
+    return f"which began at {_time(row['began'])} and needed {row['generation_s']:.2f} s{tools}"
+
+
+def _lengths(group: Sequence[SampleRow]) -> str:
+    lengths = [row["num_tokens"] for row in group]
+    return f"{min(lengths)} to {max(lengths)} tokens" if min(lengths) < max(lengths) else counted(lengths[0], "token")
+
+
+def _versions(group: Sequence[SampleRow]) -> str:
+    versions = [
+        version for row in group for version in (row["oldest_version"], row["newest_version"]) if version is not None
+    ]
+    if not versions:
+        return "no token was sampled"
+    low, high = min(versions), max(versions)
+    return f"sampled by version {low}" if low == high else f"sampled by versions {low} to {high}"
+
+
+def _ended(group: Sequence[SampleRow]) -> str:
+    words = {"stop": "ended by themselves", "length": "were cut off", "abort": "were aborted"}
+    reasons = Counter(row["finish_reason"] for row in ends(group))
+    return ", ".join(f"{count} {words.get(reason, reason)}" for reason, count in reasons.items())
+
+
+def _scores(group: Sequence[SampleRow]) -> str:
+    """What each verifier gave: `math gave 3 of 8 responses the score 1, 5 the score 0`."""
+    by_name: dict[str, list[float | None]] = {}
+    for row in ends(group):
+        for verdict in row["verdicts"] or ():
+            by_name.setdefault(verdict["name"], []).append(verdict["score"])
+    if not by_name:
+        return "No verifier scored it, and its rewards were known"
+    parts = []
+    for name, scores in by_name.items():
+        counts = Counter(scores)
+        (score, count), *more = counts.most_common(4)
+        rest = "".join(f", {number} {_score(value)}" for value, number in more)
+        parts.append(f"{name} gave {count} of {counted(len(scores), 'response')} {_score(score)}{rest}")
+    return "; ".join(parts)
+
+
+def _score(score: float | None) -> str:
+    return "no score" if score is None else f"the score {score + 0.0:.4g}"  # -0.0 becomes 0
+
+
+def _rewards(group: Sequence[SampleRow]) -> str:
+    conversations = ends(group)
+    rewards = [row["reward"] for row in conversations]
+    if not rewards:
+        return ""
+    rights = [row["is_right"] for row in conversations]
+    judged = "" if None in rights else _in_words(sum(map(bool, rights)), len(rights))
+    low, high = min(rewards), max(rewards)
+    return f". Rewards: {f'all {low:.4g}' if low == high else f'{low:.4g} to {high:.4g}'}{judged}"
+
+
+def _in_words(right: int, number: int) -> str:
+    return {0: ", all wrong", number: ", all right"}.get(right, f", {right} of {number} right")
+
+
+def _tokens(group: Sequence[SampleRow]) -> str:
+    """What its tokens are used for."""
+    uses: Counter[int] = Counter()
+    for row in group:
+        uses.update(row["uses"])
+    trained, total = uses.pop(schema.TRAINED, 0), sum(row["num_tokens"] for row in group)
+    rest = "; ".join(f"{count} are {schema.USES[code]}" for code, count in sorted(uses.items()))
+    return f"{trained:,} of {counted(total, 'token')} are trained on" + (f"; {rest}" if rest else "") + "."
+
+
+# --- a row over time --------------------------------------------------------------------------------------------------
+
+
+def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
+    """What the model answered to a row of the data, over time, in training and evaluations.
+
+    `row` is its place, such as `train.jsonl line 7`, or the end of it that fits only one row, such as `line 7` or `7`.
+    """
+    watched = runs[run]
+    steps = _steps_by_row(watched)
+    evaluations = _evaluations_by_row(watched)
+    place = _find(row, [*steps, *evaluations])
+    groups = [
+        _group_of_row(watched, rows, step=step)
+        for step in steps.get(place, ())
+        for rows in _with_row(watched, step, place)
+    ]
+    measured = [_measured(watched, version, name, place) for version, name in evaluations.get(place, ())]
+    shares = [group["share"] for group in groups or measured]
+    source, ground_truth = (groups or measured)[0]["source"], (groups or measured)[0]["ground_truth"]
+    return {
+        "row": place,
+        "source": source,
+        "ground_truth": ground_truth,
+        "groups": groups,
+        "evaluations": measured,
+        "verdict": verdict(shares),
+    }
+
+
+def verdict(shares: Sequence[float | None]) -> str:
+    """What the shares of right responses to a row come to, in the order of time. At least half right counts as solved."""
+    if any(share is None for share in shares):
+        return "not known"
+    numbers = [share for share in shares if share is not None]
+    if len(numbers) == 1:
+        return "once"
+    if not any(numbers):
+        return "never solved"
+    if numbers[-1] >= 0.5:
+        return "solved"
+    return "forgotten" if max(numbers[:-1]) >= 0.5 else "mixed"
+
+
+def _steps_by_row(run: Run) -> dict[str, list[int]]:
+    """The steps that have a row: of finished steps from `prompts.jsonl`; of open steps, and of groups that were too old, from the
+    record, because their prompts are in `prompts.jsonl` later or not at all."""
+    steps: dict[str, list[int]] = {}
+    steps_with_samples = set(run.steps())
+    for step, prompts in run.prompts():
+        for prompt in prompts:
+            steps.setdefault(prompt["row"], []).append(step)
+    for step in run.record.open_steps():
+        for place in run.table(step, ["row"])["row"].to_pylist():
+            steps.setdefault(place, []).append(step)
+    for step in run.record.steps() if _has_discarded(run) else ():
+        for place in run.cached(run.record.places.step(step), "too old", lambda step=step: _too_old(run, step)):
+            steps.setdefault(place, []).append(step)
+    return {place: sorted({step for step in own if step in steps_with_samples}) for place, own in steps.items()}
+
+
+def _has_discarded(run: Run) -> bool:
+    """Whether groups were thrown away for their age, or that is not known."""
+    table = run.metrics()
+    return DISCARDED not in table.names() or any(table.column(DISCARDED))
+
+
+def _too_old(run: Run, step: int) -> set[str]:
+    """The rows of the groups of a step that were too old."""
+    table = run.record.samples(step, ["row", "outcome"])
+    return set(table.filter(pc.field("outcome") == "too_old")["row"].to_pylist())
+
+
+def _evaluations_by_row(run: Run) -> dict[str, list[tuple[int, str]]]:
+    """Version and set of the evaluations that have a row."""
+    places: dict[str, list[tuple[int, str]]] = {}
+    for file in run.record.evaluations():
+        for place in dict.fromkeys(run.evaluation_table(file.version, file.set, ["row"])["row"].to_pylist()):
+            places.setdefault(place, []).append((file.version, file.set))
+    return places
+
+
+def _find(text: str, places: Sequence[str]) -> str:
+    """The row that a user means. Raises `Mistake` if there is none, or several."""
+    names = [*dict.fromkeys(places)]
+    if text in names:
+        return text
+    fitting = [name for name in names if name.endswith((f"/{text}", f" {text}"))]
+    if len(fitting) == 1:
+        return fitting[0]
+    some = ", ".join((fitting or names)[:8])
+    problem = "fits several rows" if fitting else "is no row that this run has used so far"
+    raise Mistake(
+        f"{text!r} {problem}. Give the place as the record names it: {some}{', …' if len(fitting or names) > 8 else ''}."
+    )
+
+
+def _with_row(run: Run, step: int, place: str) -> list[list[SampleRow]]:
+    return list(groups_of(rows_of(table_of_step(run, step), row=place)).values())
+
+
+def _group_of_row(run: Run, group: Sequence[SampleRow], *, step: int) -> dict[str, Any]:
+    return {**_answers(run, group, table_of_step(run, step)), "step": step, "version": group[0]["oldest_version"]}
+
+
+def _measured(run: Run, version: int, set_name: str, place: str) -> dict[str, Any]:
+    read = table_of_evaluation(run, version, set_name)
+    group = rows_of(read, row=place)
+    return {**_answers(run, group, read), "set": set_name, "version": version}
+
+
+def _answers(run: Run, group: Sequence[SampleRow], read: Any) -> dict[str, Any]:
+    conversations = ends(group)
+    rights = [row["is_right"] for row in conversations]
+    return {
+        **{name: group[0][name] for name in ("prompt_id", "attempt", "source", "ground_truth", "outcome")},
+        "rewards": [row["reward"] for row in conversations],
+        "share": None if None in rights or not rights else sum(map(bool, rights)) / len(rights),
+        "texts": texts_of(run, read, [row["at"] for row in conversations]),
+    }

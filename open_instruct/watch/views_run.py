@@ -1,0 +1,114 @@
+"""Views of whole runs: which there are, their options, and what went wrong in them."""
+
+import importlib
+import importlib.util
+from typing import Any
+
+from open_instruct.watch.mistakes import Mistake
+from open_instruct.watch.runs import Run, Runs
+from open_instruct.watch.samples import ends, rows_of, table_of_evaluation
+from open_instruct.watch.states import state_of
+from open_instruct.watch.views_curves import without_undone
+
+MOST_WARNINGS = 200
+"""Warnings that `health` gives, the newest."""
+
+
+def runs(runs: Runs) -> list[dict[str, Any]]:
+    """The runs that were found: state, model, step, reward, newest evaluations."""
+    return [_summary(run, number) for number, run in enumerate(runs.refresh())]
+
+
+def _summary(run: Run, number: int) -> dict[str, Any]:
+    metrics, starts, options = run.metrics(), run.starts(), run.options()
+    step = metrics.steps[-1] if metrics.steps else None
+    return {
+        "run": number,
+        "directory": str(run.directory),
+        "name": run.option("run_name") or run.directory.name,
+        "state": state_of(run.directory, starts) if run.has_record else "no record",
+        "starts": len(starts),
+        "model": run.option("model_name_or_path"),
+        "step": step,
+        "num_steps": num_steps(run),
+        "reward": None if step is None else metrics.value("all_groups/scores", step),
+        "evaluations": _evaluations(run),
+        "command": options.get("command"),
+    }
+
+
+def num_steps(run: Run) -> int | None:
+    """Training steps that the run is to do; None if its options are not known."""
+    names = ("total_episodes", "num_unique_prompts_rollout", "num_samples_per_prompt_rollout")
+    episodes, prompts, samples = (run.option(name) for name in names)
+    return None if None in (episodes, prompts, samples) else episodes // (prompts * samples)
+
+
+def _evaluations(run: Run) -> dict[str, dict[str, Any]]:
+    """The newest evaluation of each set."""
+    if not run.has_record:
+        return {}
+    newest = {file.set: file.version for file in run.record.evaluations()}
+    return {name: {"version": version, "share": share_right(run, version, name)} for name, version in newest.items()}
+
+
+def share_right(run: Run, version: int, set_name: str) -> float | None:
+    """Share of right responses, prompts weighed the same; None if only reward functions score."""
+    rows = ends(rows_of(table_of_evaluation(run, version, set_name)))
+    by_prompt: dict[str, list[bool | None]] = {}
+    for row in rows:
+        by_prompt.setdefault(row["prompt_id"], []).append(row["is_right"])
+    if not by_prompt or any(right is None for rights in by_prompt.values() for right in rights):
+        return None
+    return sum(sum(map(bool, rights)) / len(rights) for rights in by_prompt.values()) / len(by_prompt)
+
+
+def options(runs: Runs, *, run: int = 0, other: int | None = None) -> list[dict[str, Any]]:
+    """The options in force, with what was given on the command line; with `other` only those that differ from that run."""
+    own = _options(runs[run])
+    if other is None:
+        return [{"name": name, **entry, "other": None} for name, entry in own.items()]
+    second = _options(runs[other])
+    missing = {"value": None, "given": False, "derived": False}
+    pairs = [(name, own.get(name, missing), second.get(name, missing)) for name in dict.fromkeys([*own, *second])]
+    return [{"name": name, **a, "other": b["value"]} for name, a, b in pairs if a["value"] != b["value"]]
+
+
+def _options(run: Run) -> dict[str, dict[str, Any]]:
+    content = run.options()
+    if not content:
+        raise Mistake(f"{run.directory} has no options.json, which a run writes at its start.")
+    return {
+        name: {"value": value, "given": name in content.get("given", {}), "derived": name in content.get("derived", {})}
+        for name, value in content["in_force"].items()
+    }
+
+
+def health(runs: Runs, *, run: int = 0) -> dict[str, Any]:
+    """What the rules of health found while the run went on, and the newest warnings of its log."""
+    events = without_undone(runs[run].events())
+    rules = _rules()
+    metrics = {rule.name: rule.metrics[0] for rule in rules if rule.metrics}
+    return {
+        "alarms": [
+            {name: event.get(name) for name in ("rule", "step", "text", "cure", "link")}
+            | {"metric": metrics.get(event["rule"])}
+            for event in events
+            if event["kind"] == "health"
+        ],
+        "rules": [
+            {"name": rule.name, "text": (rule.function.__doc__ or "").strip(), "cure": rule.cure} for rule in rules
+        ],
+        "warnings": [
+            {"unix": event["unix"], "level": event.get("level"), "text": event.get("text")}
+            for event in events
+            if event["kind"] == "warning"
+        ][-MOST_WARNINGS:],
+    }
+
+
+def _rules() -> list[Any]:
+    """The rules of health of this installation."""
+    if importlib.util.find_spec("open_instruct.health") is None:
+        return []
+    return importlib.import_module("open_instruct.health").all_rules()
