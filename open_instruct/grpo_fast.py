@@ -54,6 +54,7 @@ from open_instruct.run.evaluation_schedule import maybe_evaluate
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.options_file import command_of, write_options
 from open_instruct.run.out_of_memory import KernelKills, memory_message
+from open_instruct.run.page_beside import page_beside
 from open_instruct.run.ray_session import ray_cluster
 from open_instruct.run.rollout_manager import prompt_queue_size, queue_actor_options, results_queue_size
 from open_instruct.run.rollout_news import tell_last_news
@@ -152,7 +153,7 @@ def _run_alone(args: GRPOConfig, inputs: "RunInputs", roles: Roles) -> int:
     for line in names_of_data(args, inputs):
         logger.info("%s", line)
     try:
-        with ray_cluster(args.stopped_timeout_s) as signals:
+        with page_beside(args), ray_cluster(args.stopped_timeout_s) as signals:
             return _run_on_ray(args, inputs, roles, log, kills, signals)
     except Interrupted as interruption:
         return interruption.exit_code
