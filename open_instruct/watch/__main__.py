@@ -47,10 +47,10 @@ def _show(options: argparse.Namespace, runs: Runs) -> int:
 
         return follow(runs)
     if options.export is not None:
-        from open_instruct.watch.export import export  # pyrefly: ignore
+        from open_instruct.watch.export import export
 
         return export(runs, options.export)
-    from open_instruct.watch.server import serve  # pyrefly: ignore
+    from open_instruct.watch.server import serve
 
     return serve(runs, host=options.host, port=options.port)
 

@@ -69,6 +69,14 @@ def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
     }
 
 
+def lives_of_step(run: Run, step: int) -> dict[str, list[str]]:
+    """For each prompt of a step the sentences of `why`, of its attempts in this step alone."""
+    attempts: dict[str, list[list[SampleRow]]] = {}
+    for (prompt_id, _), group in groups_of(rows_of(table_of_step(run, step))).items():
+        attempts.setdefault(prompt_id, []).append(group)
+    return {name: [*_sentences(run, name, groups[0][0]["row"], groups, None)] for name, groups in attempts.items()}
+
+
 def _row_of_entry(entry: tuple[int, dict[str, Any]] | None) -> str | None:
     return None if entry is None else entry[1].get("row")
 

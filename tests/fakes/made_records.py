@@ -220,7 +220,7 @@ class _Maker:
         ranks = divided(samples)
         values = [learner_values([samples[number] for number in numbers_of(batches)], step) for batches in ranks]
         self._writer.sent(step, ranks, samples)
-        self._writer.commit(step, lambda: values)
+        self._writer.commit(step, values)
         assert self._writer.flush(60.0)
         self.made.groups[step] = entries
         self.made.learner_logprobs[step] = [own["logprobs"] for own in values if own["logprobs"] is not None]
