@@ -72,11 +72,12 @@ def stretches(sample: Sample, mask: np.ndarray | None) -> Iterator[tuple[str, np
 
 def verdicts(group: ScoredGroup, position: int) -> list[str]:
     """What each verifier and each reward function says of a sample: `gsm8k: score 0, read 45`, `short: reward -0.6`. Empty for a
-    sample that none sees; of verifiers also after a resume."""
+    sample that none sees. After a resume only the score of a verifier is known."""
     if not group.samples[position].is_judged:
         return []
-    scored = zip(group.by_verifier, group.readings, strict=False)
-    texts = [_verdict(part.name, part.scores[position], readings[position]) for part, readings in scored]
+    parts = group.by_verifier
+    readings = [own[position] for own in group.readings] or [Reading()] * len(parts)
+    texts = [_verdict(part.name, part.scores[position], own) for part, own in zip(parts, readings, strict=False)]
     return texts + [_of_function(function, position) for function in group.functions]
 
 

@@ -13,6 +13,7 @@ from open_instruct.config.cli import parse_args
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.registry import option_fields
 from open_instruct.report.metric_names import find
+from open_instruct.watch.__main__ import SHORTCUTS
 
 ROOT = Path(__file__).parents[2]
 START = ROOT / "docs" / "start"
@@ -20,9 +21,9 @@ PAGES = [ROOT / "README.md", *sorted(START.glob("*.md"))]
 OPTIONS = {field.name for field in option_fields(GRPOConfig)} | {"help", "config"}
 OWN_PROGRAMS = {
     option
-    for name in ("chat", "doctor")
-    for option in re.findall(r'add_argument\(\s*"--(\w+)"', (ROOT / "open_instruct" / f"{name}.py").read_text())
-}
+    for name in ("chat.py", "doctor.py", "export.py", "watch/__main__.py")
+    for option in re.findall(r'add_argument\(\s*"--(\w+)"', (ROOT / "open_instruct" / name).read_text())
+} | set(SHORTCUTS)
 OTHER_PROGRAMS = {"shm-size", "ipc", "dtype", "enforce-eager"}
 """Options of docker and of vLLM."""
 METRIC = re.compile(
