@@ -1,4 +1,4 @@
-"""Losses, advantages, workflows and environments that a user's file adds to a run, with their own options.
+"""Losses, advantages, workflows, environments and rules of health that a user's file adds to a run, with their own options.
 
 --algorithm_modules my_loss.py ──► imported before the command line is read, so that the options of its entries are flags too
                                └─► imported again by the controller and by every learner or engine, which look the entry up
@@ -14,6 +14,7 @@ from open_instruct.algorithms.losses import LOSSES
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.open_instruct_options import ForeignOptions
 from open_instruct.environments.base import ENVIRONMENTS
+from open_instruct.health import RULES
 from open_instruct.registry import Registry, option_groups
 from open_instruct.user_modules import UserModuleError, import_user_module
 from open_instruct.workflows.base import WORKFLOWS
@@ -22,12 +23,15 @@ REGISTRIES: Mapping[str, tuple[Registry[Any], ...]] = {
     "algorithm_modules": (LOSSES, ADVANTAGES, DISTILLATION_LOSSES),
     "workflow_modules": (WORKFLOWS,),
     "environment_modules": (ENVIRONMENTS,),
+    "health_modules": (RULES,),
 }
 """The registries that files named by each option may add to. `verifier_modules` is missing: verifiers need no registration."""
 MODULE_OPTIONS = tuple(REGISTRIES)
 """The options that name such files."""
 CHECKED_LATER = ("environment_modules",)
 """Options whose modules are checked for import errors later, together with the other options of conversations."""
+USED_WITHOUT_A_CHOICE = ("environment_modules", "health_modules")
+"""Options whose entries no other option has to name."""
 _registered: dict[str, set[str]] = {}
 """For each module: the kinds (`Registry.what`) of the entries that it has registered in this process."""
 
@@ -101,7 +105,7 @@ def _registered_by(name: str) -> set[str]:
 def unused_modules(args: GRPOConfig) -> Iterator[str]:
     """Notes on files whose losses, advantages or workflows the run does not use, because an option was probably forgotten."""
     for option, registries in REGISTRIES.items():
-        for name in getattr(args, option) if option not in CHECKED_LATER else []:
+        for name in getattr(args, option) if option not in USED_WITHOUT_A_CHOICE else []:
             module = import_user_module(name).__name__
             entries = [
                 (registry.flag, entry.name)

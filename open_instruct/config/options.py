@@ -422,6 +422,11 @@ class SavingOptions:
     """Serve the page of the run (python -m open_instruct.watch) on this machine until the run ends, and print its address."""
     record_keep_steps: int = limited(-1, Limits(1, never_means="all"))
     """Newest training steps whose responses the record keeps. -1: all."""
+    health: bool = True
+    """Look at the metrics of each step with the rules of health (docs/start/what_to_watch.md). What a rule finds is told in the
+    log, on the live line, under alerts in metrics.jsonl, and in the table at the end."""
+    health_modules: list[str] = field(default_factory=list)
+    """Files (.py) or modules with further rules of health; open_instruct/health/rule.py says how to write one."""
 
 
 @dataclass(kw_only=True)

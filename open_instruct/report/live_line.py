@@ -56,14 +56,17 @@ class Progress:
     """That of the reward; None with a single group."""
     highest_reward: float | None = None
     """The highest reward that a response can have; None: there is none, or it differs between rows."""
+    alarms: Sequence[str] = ()
+    """The rules of health whose alarm holds."""
 
     def __str__(self) -> str:
         maximum = "" if self.highest_reward is None else f" of {self.highest_reward:g}"
         error = "" if self.standard_error is None else f" ± {self.standard_error:.3f}"
         evaluation = f"  eval {_in_words(self.accuracies)}" if self.accuracies else ""
+        alarms = f"  ⚠ {' '.join(self.alarms)}" if self.alarms else ""
         return (
             f"reward {self.reward:.3f}{error}{maximum}  {self.tokens_per_second:,.0f} tok/s  "
-            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{evaluation}"
+            f"queues {self.prompt_queue}/{self.result_queue}  age {self.age:.1f}{alarms}{evaluation}"
         )
 
 

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -207,6 +208,13 @@ def append_lines(path: Path, rows: Sequence[Mapping[str, Any]], *, begins_anew: 
     text = "".join(json.dumps(to_json_value(row), ensure_ascii=False) + "\n" for row in rows)
     with open(path, "wb" if begins_anew else "ab", buffering=0) as file:
         file.write(text.encode(errors="replace"))
+
+
+def newest_rows(path: str | Path, number: int) -> list[dict[str, Any]]:
+    """The last so many rows of a `metrics.jsonl`, oldest first. Earlier lines are not parsed, because that takes long."""
+    with open(path, "rb") as file:
+        rows = map(_parse_row, deque(file, maxlen=number))
+        return [row for row in rows if row is not None]
 
 
 def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -4,13 +4,16 @@ import dataclasses
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from open_instruct.config.extensions import import_extensions
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.health import Monitor as HealthMonitor
+from open_instruct.health.monitor import WINDOW
 from open_instruct.record.journal import Journal, WarningEvents
 from open_instruct.record.places import RECORD
 from open_instruct.report import component_log
@@ -23,12 +26,14 @@ from open_instruct.report.metrics_file import (
     COMPLETIONS,
     STEP_KEY,
     MetricsWriter,
+    newest_rows,
     read_metrics,
     write_lines,
 )
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
 from open_instruct.report.tracker import TrackerOptions, make_tracker, run_id_at
+from open_instruct.storage.checkpoints import files_in
 from open_instruct.system.counted import counted
 from open_instruct.system.interruption import tell
 
@@ -41,7 +46,9 @@ METRICS_FILE = "metrics.jsonl"
 PROMPTS_FILE = "prompts.jsonl"
 SUMMARY_FILE = "summary.json"
 ALERTS = "alerts"
-"""Key of a row: the texts of its alerts, by metric."""
+"""Key of a row: the texts of its alerts, by metric or `health/<rule>`."""
+HEALTH = "health/"
+"""Beginning of the keys of alerts that rules of health raised."""
 COMPLETIONS_DIRECTORY = "completions"
 PLOT_FILE = "reward_curve.png"
 
@@ -98,11 +105,15 @@ class RunLog:
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
         self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
         self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
-        self._isolation = Isolation("writing completions")
+        self._isolation = Isolation("a report")
+        import_extensions(args.health_modules)
+        self._health = HealthMonitor() if args.health else HealthMonitor([])
         self.journal = Journal(self._output_dir / RECORD, is_on=args.record)
         self.journal.start(command=args.command_line, title=args.run_title)
         self._warnings = WarningEvents(self.journal).__enter__()
         self._line: ProgressLine | None = None
+        self._storage: dict[str, int] = {}
+        """Metrics of the newest checkpoint, for the next row."""
         self._accuracies: dict[str, Accuracy] = {}
         """The last of each evaluation set, by its name."""
         self._exit_code = 1
@@ -130,6 +141,7 @@ class RunLog:
         """The step loop begins after `training_step`. Cuts the rows of later steps that an earlier process has written."""
         last_kept = training_step if checkpoint is not None else -1
         num_cut = self._writer.truncate_after(last_kept)
+        self._health.remember(newest_rows(self._writer.path, WINDOW))
         self._prompts.truncate_after(last_kept)
         self.journal.event("loop", after_step=training_step, checkpoint=checkpoint)
         if checkpoint is not None:
@@ -144,6 +156,8 @@ class RunLog:
         `highest_reward` is the highest reward that a response can have, if there is one.
         """
         step = row[STEP_KEY]
+        row |= self._storage
+        self._storage = {}
         row |= self._alerts(row, step)
         self._writer.write(step, row)
         self._tracker.log(row, step)
@@ -159,6 +173,7 @@ class RunLog:
                     result_queue=row["queue/results"],
                     age=row["avg_sample_age"],
                     accuracies=list(self._accuracies.values()),
+                    alarms=self._health.raised,
                 )
             )
 
@@ -209,11 +224,16 @@ class RunLog:
     def _alerts(
         self, metrics: Mapping[str, Any], training_step: int, earlier: Mapping[str, str] | None = None
     ) -> dict[str, dict[str, str]]:
-        """Log the metrics that are above their limits. Returns an entry for the row with its earlier alerts and these, if a
-        metric is above its limit."""
+        """Log the metrics that are above their limits, and what the rules of health find. Returns an entry for the row with its
+        earlier alerts and these, if there are any."""
         alerts = component_log.check_alerts(self._args.alerts, metrics)
         for alert in alerts.values():
             logger.warning("alert at step %d: %s", training_step, alert)
+        for alarm in self._health.look(training_step, metrics):
+            logger.warning("%s at step %d: %s", alarm.rule, training_step, alarm)
+            facts = {"text": alarm.text, "cure": alarm.cure, "link": alarm.link}
+            self.journal.event("health", rule=alarm.rule, step=training_step, **facts)
+            alerts[f"{HEALTH}{alarm.rule}"] = alarm.text
         return {ALERTS: {**(earlier or {}), **alerts}} if alerts else {}
 
     def _remember(self, accuracies: Accuracies, training_step: int) -> None:
@@ -236,7 +256,11 @@ class RunLog:
         self.journal.end("done" if exit_code == 0 else "interrupted", exit_code)
         self._close_line()
         plot = plot_reward_curve(self._output_dir / METRICS_FILE, self._output_dir / PLOT_FILE)
-        summary = dataclasses.replace(summary, plot=None if plot is None else str(plot))
+        summary = dataclasses.replace(
+            summary,
+            plot=None if plot is None else str(plot),
+            alarms=first_alarms(read_metrics(self._writer.path)),
+        )
         write_summary(self._output_dir / SUMMARY_FILE, summary)
         with self._isolation:
             if answers := answers_before_and_after(self._output_dir / COMPLETIONS_DIRECTORY):
@@ -255,6 +279,12 @@ class RunLog:
         self.journal.end(f"failed: {error}", 1)
         logger.error("%s", error)
         logger.debug("traceback", exc_info=error)
+
+    def checkpoint_written(self, directory: Path) -> None:
+        """The next row says how large this checkpoint is, and how much room its disk has."""
+        with self._isolation:
+            num_bytes, free = sum(files_in(directory).values()), shutil.disk_usage(directory).free
+            self._storage = {"storage/checkpoint_bytes": num_bytes, "storage/free_bytes": free}
 
     def room_left(self) -> str:
         """Free space on the disk in words, for the end of a message about the disk."""
@@ -279,6 +309,16 @@ class RunLog:
         self._tracker.finish(self._exit_code)
         self._writer.close()
         self._prompts.close()
+
+
+def first_alarms(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """For each rule of health that raised an alarm in these rows: the first training step of the alarm."""
+    steps: dict[str, int] = {}
+    for row in rows:
+        for key in row.get(ALERTS, ()):
+            if key.startswith(HEALTH):
+                steps.setdefault(key.removeprefix(HEALTH), row[STEP_KEY])
+    return steps
 
 
 def _of_other_sets(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -67,6 +67,8 @@ class RunSummary:
     """Mean reward of the last evaluation after a step; None if there was none."""
     eval_sets: dict[str, SetAccuracy] = field(default_factory=dict)
     """Accuracies of the evaluation sets, by name; empty if the run does not measure its sets apart."""
+    alarms: dict[str, int] = field(default_factory=dict)
+    """For each rule of health that raised an alarm: the first training step of the alarm."""
 
 
 def write_summary(path: str | Path, summary: "RunSummary | Mapping[str, Any]") -> None:
@@ -121,8 +123,14 @@ def _summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         ("prompts reissued", f"{prompts.reissued:,}"),
         ("checkpoint", summary.checkpoint or "none"),
         ("plot", summary.plot or "none"),
+        *([("alarms", _alarms(summary.alarms))] if summary.alarms else []),
         *_how_to_chat(summary.checkpoint),
     ]
+
+
+def _alarms(first_steps: Mapping[str, int]) -> str:
+    """`entropy_collapse (step 40), cut_off_answers (step 62)`."""
+    return ", ".join(f"{rule} (step {step})" for rule, step in sorted(first_steps.items(), key=lambda item: item[1]))
 
 
 def _reward_rows(summary: RunSummary) -> list[tuple[str, str]]:

@@ -155,7 +155,8 @@ def save_checkpoint(run: "Run", *, is_last: bool = False) -> None:
             ALL_OPTIONS: options_as_text(run.args),
         }
         with _learners_alone(run, is_last=is_last):
-            run.store.save(step, state, lambda path: _write_parts(run, path))
+            path = run.store.save(step, state, lambda path: _write_parts(run, path))
+    run.log.checkpoint_written(path)
 
 
 @contextmanager

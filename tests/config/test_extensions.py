@@ -26,6 +26,7 @@ from open_instruct.config.cli import UsageError, parse_args, read_lists
 from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with, plain_config, unused_modules
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.environments.base import ENVIRONMENTS
+from open_instruct.health import RULES
 from open_instruct.option_limits import numbers_are_within_limits
 from open_instruct.registry import NoOptions, Registry, UnknownName, option_kinds, options_of
 from open_instruct.user_modules import import_user_module
@@ -296,6 +297,7 @@ NOUNS = {
     "algorithm_modules": "loss, advantage or distillation loss",
     "workflow_modules": "workflow",
     "environment_modules": "tool or environment",
+    "health_modules": "rule of health",
 }
 WORKFLOW = """
     from open_instruct.workflows.base import WORKFLOWS, Workflow
@@ -309,14 +311,20 @@ ENVIRONMENT = """
     @ENVIRONMENTS.register("toy_environment")
     class Toy(Environment): ...
 """
+RULE = """
+    from open_instruct.health import RULES
+
+    @RULES.register("toy_rule", metrics=["scores"])
+    def toy_rule(rows): ...
+"""
 
 
 @pytest.fixture
 def all_kinds(modules: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A file for each option that names modules."""
-    for registry in (WORKFLOWS, ENVIRONMENTS):
+    for registry in (WORKFLOWS, ENVIRONMENTS, RULES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    files = {"workflow_modules": WORKFLOW, "environment_modules": ENVIRONMENT}
+    files = {"workflow_modules": WORKFLOW, "environment_modules": ENVIRONMENT, "health_modules": RULE}
     for option, text in files.items():
         (tmp_path / f"{option}.py").write_text(textwrap.dedent(text))
     return {"algorithm_modules": modules[0], **{option: str(tmp_path / f"{option}.py") for option in files}}

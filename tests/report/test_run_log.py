@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.health import RULES
 from open_instruct.report import run_log
 from open_instruct.report.run_log import METRICS_FILE, PLOT_FILE, SUMMARY_FILE, RunLog
 from open_instruct.report.run_summary import PromptCounts, RunSummary
@@ -215,6 +216,7 @@ def test_the_end_leaves_summary_table_and_plot(
         "checkpoint": "out/model",
         "plot": str(tmp_path / PLOT_FILE),
         "eval_sets": {},
+        "alarms": {},
     }
     assert (tmp_path / PLOT_FILE).read_bytes().startswith(b"\x89PNG")
     assert summary.plot == str(tmp_path / PLOT_FILE)
@@ -303,3 +305,134 @@ def test_answers_of_a_set_stay_when_a_resumed_run_evaluates_another_set_at_the_s
         log.evaluation(3, evaluation_of(0.5) | {"sample_completions": answers})
     lines = (tmp_path / "completions" / "step_000003.jsonl").read_text().splitlines()
     assert [json.loads(line)["response"] for line in lines] == ["2", "3"]
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+CUT_OFF = "all_groups/val/stop_rate"
+SENTENCE = "90% of the answers of 10 steps are cut off"
+
+
+def cut_off_run(log: RunLog, num_steps: int = 11) -> None:
+    """Nine of ten answers of each step are cut off; `cut_off_answers` tells it after ten steps."""
+    log.started(0, None)
+    for step in range(1, num_steps + 1):
+        log.step({**row_of(step), CUT_OFF: 0.1})
+
+
+def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (directory / "record" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def test_an_alarm_is_in_the_log_the_row_the_live_line_the_journal_and_the_table(
+    make_log: Callable[[], RunLog], tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_log()
+    log._args.total_episodes = 11 * 64  # the line of the last step is printed at once
+    cut_off_run(log)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"cut_off_answers at step 10: {SENTENCE}. Raise --response_length, or ")
+    assert warning.endswith(" (docs/start/what_to_watch.md#do-the-answers-stay-sane)")
+    alerts = {"health/cut_off_answers": SENTENCE}
+    assert [row.get("alerts") for row in written(tmp_path)] == [*[None] * 9, alerts, None]
+    (event,) = events_of(tmp_path, "health")
+    assert (event["rule"], event["step"], event["text"]) == ("cut_off_answers", 10, SENTENCE)
+    assert event["cure"].startswith("Raise --response_length")
+    assert event["link"].endswith("#do-the-answers-stay-sane")
+    assert "age 1.0  ⚠ cut_off_answers" in capsys.readouterr().err
+    log.ended(SUMMARY, exit_code=0)
+    assert json.loads((tmp_path / SUMMARY_FILE).read_text())["alarms"] == {"cut_off_answers": 10}
+    assert "alarms                 cut_off_answers (step 10)" in capsys.readouterr().out
+
+
+def test_alerts_of_a_limit_and_of_a_rule_share_the_row(log: RunLog, tmp_path: Path) -> None:
+    for step in range(1, 11):
+        log.step({**row_of(step, score=6.0), CUT_OFF: 0.1})
+    assert written(tmp_path)[-1]["alerts"] == {"scores": "scores is 6, above 5", "health/cut_off_answers": SENTENCE}
+
+
+def test_an_evaluation_raises_an_alarm_in_the_row_of_its_step(log: RunLog, tmp_path: Path) -> None:
+    """The reward rises from 1 to 9 by its standard error of 0.1, and the evaluation falls from 9 to 5."""
+    for step, accuracy in enumerate((0.2, 0.9, 0.6, 0.5), 1):
+        log.step({**row_of(step), "all_groups/scores": 2.0 * step, "all_groups/scores_standard_error": 0.1})
+        log.evaluation(step, {"eval/pass_at_1": accuracy, "eval/scores": 6 * accuracy})
+    (text,) = written(tmp_path)[-1]["alerts"].values()
+    assert text == "eval/scores fell from 5.4 to 3 while the reward of training rose from 4 to 8"
+    assert all("alerts" not in row for row in written(tmp_path)[:-1])
+
+
+def test_health_can_be_switched_off(tmp_path: Path, tracker: FakeTracker, caplog: pytest.LogCaptureFixture) -> None:
+    log = RunLog(GRPOConfig(model_name_or_path="m", output_dir=str(tmp_path), total_episodes=11 * 64, health=False))
+    cut_off_run(log)
+    log.close()
+    assert all("alerts" not in row for row in written(tmp_path))
+    assert events_of(tmp_path, "health") == []
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_resumed_run_goes_on_with_the_rows_before(make_log: Callable[[], RunLog], tmp_path: Path) -> None:
+    cut_off_run(make_log(), num_steps=9)
+    resumed = make_log()
+    resumed.started(8, Path("checkpoint"))
+    for step in (9, 10):
+        resumed.step({**row_of(step), CUT_OFF: 0.1})
+    assert [row["training_step"] for row in written(tmp_path) if "alerts" in row] == [10]
+
+
+def test_the_table_of_a_resumed_run_has_the_alarms_of_the_run_before(
+    make_log: Callable[[], RunLog], tmp_path: Path
+) -> None:
+    cut_off_run(make_log(), num_steps=12)
+    resumed = make_log()
+    resumed.started(11, Path("checkpoint"))
+    resumed.step({**row_of(12), CUT_OFF: 0.9})
+    assert resumed.ended(SUMMARY, exit_code=0).alarms == {"cut_off_answers": 10}
+
+
+def test_a_rule_of_the_user_is_looked_at_and_a_broken_one_ends_no_run(
+    tmp_path: Path, tracker: FakeTracker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(RULES, "_entries", dict(RULES._entries))
+    (tmp_path / "my_rules.py").write_text(
+        "from open_instruct.health import RULES\n"
+        "@RULES.register('broken', metrics=['scores'])\n"
+        "def broken(rows): return rows[-1]['nothing']\n"
+        "@RULES.register('negative', metrics=['scores'], cure='Add 1.')\n"
+        "def negative(rows): return 'the score is negative' if rows[-1]['scores'] < 0 else None\n"
+    )
+    modules = [str(tmp_path / "my_rules.py")]
+    log = RunLog(GRPOConfig(model_name_or_path="m", output_dir=str(tmp_path / "out"), health_modules=modules))
+    log.started(0, None)
+    for step, score in enumerate((1.0, -1.0, 1.0), 1):
+        log.step(row_of(step, score=score))
+    log.close()
+    assert [row.get("alerts") for row in written(tmp_path / "out")] == [
+        None,
+        {"health/negative": "the score is negative"},
+        None,
+    ]
+    broken, negative = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert broken.startswith("the rule of health broken failed and is switched off: KeyError: 'nothing'")
+    assert negative == "negative at step 2: the score is negative. Add 1."
+
+
+def test_the_row_after_a_checkpoint_says_its_size_and_the_room_that_is_left(log: RunLog, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "learner").mkdir(parents=True)
+    (checkpoint / "state.json").write_bytes(b"x" * 24)
+    (checkpoint / "learner" / "states").write_bytes(b"x" * 1000)
+    log.step(row_of(1))
+    log.checkpoint_written(checkpoint)
+    log.step(row_of(2))
+    log.step(row_of(3))
+    sizes = [{key: size for key, size in row.items() if key.startswith("storage/")} for row in written(tmp_path)]
+    assert sizes[0] == sizes[2] == {}
+    assert sizes[1]["storage/checkpoint_bytes"] == 1024
+    assert sizes[1]["storage/free_bytes"] > 0
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_ends_no_run(log: RunLog, tmp_path: Path) -> None:
+    log.checkpoint_written(tmp_path / "nowhere")
+    log.step(row_of(1))
+    assert steps_of(tmp_path) == [1]

@@ -33,6 +33,7 @@ def summary() -> RunSummary:
             "minus": SetAccuracy(None, 0.5),
             "own": SetAccuracy(None, None, -1.0, 0.5),
         },
+        alarms={"entropy_collapse": 62, "cut_off_answers": 40},
     )
 
 
@@ -59,6 +60,7 @@ def test_summary_json_has_the_documented_keys(tmp_path: Path, summary: RunSummar
             "minus": {"before": None, "after": 0.5, "reward_before": None, "reward_after": None},
             "own": {"before": None, "after": None, "reward_before": -1.0, "reward_after": 0.5},
         },
+        "alarms": {"entropy_collapse": 62, "cut_off_answers": 40},
     }
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     assert read_summary(tmp_path / "summary.json") == summary
@@ -79,6 +81,7 @@ def test_the_table_says_all_of_it(summary: RunSummary) -> None:
         "5m12s",
         "out/x/final",
         "out/x/reward_curve.png",
+        "alarms                 cut_off_answers (step 40), entropy_collapse (step 62)",
     ]
     assert [text for text in texts if text not in table] == []
 
@@ -88,6 +91,7 @@ def test_the_table_of_a_run_without_evaluation(summary: RunSummary) -> None:
     table = format_summary_table(RunSummary(None, None, 0, 0.0, 0.0, nothing, None, None))
     assert table.count("not measured") == 2
     assert "points" not in table
+    assert "alarms" not in table
 
 
 def test_cells_stand_below_each_other_and_the_rules_are_as_long_as_the_longest_line() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from open_instruct.run import engine_activity
-from open_instruct.run.engine_activity import EngineActivity
+from open_instruct.run.engine_activity import NUM_CALLS, EngineActivity
 
 
 class PlayedRay:
@@ -55,6 +55,48 @@ def test_shares_and_rates_are_those_since_the_last_call(monkeypatch: pytest.Monk
         "memory/engines_released_bytes": 200,
     }
     assert activity.metrics({}) == {}
+
+
+@pytest.mark.parametrize("num_calls", [NUM_CALLS - 1, NUM_CALLS])
+def test_the_slowest_engine_is_compared_with_the_median_of_all_over_twenty_calls(
+    monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    """Three engines that work all the time, at 100, 90 and 30 tokens a second. The last finishes a group at every third call."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(engine_activity, "ray", PlayedRay())
+    monkeypatch.setattr(engine_activity, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    activity = EngineActivity()
+    metrics: dict[str, float] = {}
+    for call in range(num_calls + 1):
+        clock.now = 10.0 * call
+        numbers = {0: 1000 * call, 1: 900 * call, 2: 1000 * (call // 3)}
+        metrics = activity.metrics({number: engine(inventory(clock.now, num)) for number, num in numbers.items()})
+    expected = {"engines/slowest_share": 6000 / 200 / 90} if num_calls == NUM_CALLS else {}  # 6 groups in 20 calls
+    shares = {name: value for name, value in metrics.items() if name == "engines/slowest_share"}
+    assert shares == pytest.approx(expected)
+    clock.now += 10.0
+    alone = {0: engine(inventory(clock.now, 1000 * (num_calls + 1)))}
+    assert "engines/slowest_share" not in activity.metrics(alone)
+
+
+def test_an_engine_that_was_replaced_is_compared_only_after_twenty_calls_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine before it was slow, and the new one counts from 0."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(engine_activity, "ray", PlayedRay())
+    monkeypatch.setattr(engine_activity, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    activity = EngineActivity()
+    shares = []
+    for call in range(2 * NUM_CALLS + 2):
+        clock.now = 10.0 * call
+        new_call = call - NUM_CALLS - 1
+        second = inventory(clock.now, 10 * call) if new_call < 0 else inventory(10.0 * new_call, 1000 * new_call)
+        metrics = activity.metrics({0: engine(inventory(clock.now, 1000 * call)), 1: engine(second)})
+        shares.append(metrics.get("engines/slowest_share"))
+    assert shares[NUM_CALLS] == pytest.approx(1 / 50.5)  # 1 and 100 tokens a second, with the median 50.5
+    assert shares[NUM_CALLS + 1 : -1] == [None] * NUM_CALLS
+    assert shares[-1] == 1.0
 
 
 def test_an_engine_that_has_computed_for_longer_than_the_one_before_it_is_another_too(
