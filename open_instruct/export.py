@@ -3,13 +3,15 @@
     python -m open_instruct.export output --form transcripts              text that shows who wrote what and what is trained on
     python -m open_instruct.export output --form rollouts --to rollouts/  open-instruct's rollouts
     python -m open_instruct.export output --form samples --steps 10-20    what is trained on, for --dataset_mixer_list
+    python -m open_instruct.export output --form completions              answers of evaluations
 
-The files are those of --save_traces, and have the same contents. They go into the run's directory unless --to names another one.
+The files are those of --save_traces and of --eval_completions, with the same contents. They go into the run's directory unless
+--to names another one.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +24,14 @@ from open_instruct.data.prompt_dataset import PromptRow
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.record.groups import ReadGroup, groups_of
 from open_instruct.record.reader import NoRecord, RunRecord
+from open_instruct.report.metrics_file import write_lines
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
+from open_instruct.scored_groups import said_by_functions
 from open_instruct.system.command_output import exit_code_of
+from open_instruct.verifiers.registry import import_verifiers, right_answers
 
-FORMS = "transcripts", "rollouts", "samples"
+FORMS = "transcripts", "rollouts", "samples", "completions"
+COMPLETIONS = "completions"
 CONSUMED = "consumed"
 
 
@@ -50,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         record = RunRecord(options.directory)
-        steps = _steps(record, options.steps)
+        there = _versions(record) if options.form == COMPLETIONS else record.steps()
+        steps = _chosen(record, there, options.steps)
         args = _options_of(record, Path(options.to or options.directory))
         for step in steps:
-            _export_step(record, step, args, options.form)
+            export = _export_evaluation if options.form == COMPLETIONS else _export_step
+            export(record, step, args, options.form)
     except (NoRecord, NothingToExport) as error:
         print(f"export: {error}", file=sys.stderr)
         return 2
@@ -76,21 +84,62 @@ def _export_step(record: RunRecord, step: int, args: GRPOConfig, form: str) -> N
     traces.write_trained(assembly)
 
 
+def _export_evaluation(record: RunRecord, version: int, args: GRPOConfig, form: str) -> None:
+    """Write the answers of the evaluations at a version, of each set those to its first `--eval_completions` prompts."""
+    import_verifiers(args.verifier_modules, args.verifier_config)
+    names = [file.set for file in record.evaluations() if file.version == version]
+    of_sets = [list(groups_of(record.evaluation(version, name))) for name in names]
+    limit = args.eval_completions
+    chosen = [entry for entries in of_sets for entry in sorted(entries, key=_index)[: None if limit < 0 else limit]]
+    tokenizer = read_tokenizer(args.tokenizer_name, args.revision_of_tokenizer, args.tokenizer_setup)
+    rows = [row for entry in sorted(chosen, key=_index) for row in _completions(entry, tokenizer)]
+    write_lines(Path(args.output_dir) / form / f"step_{version:06d}.jsonl", rows)
+
+
+def _completions(entry: ReadGroup, tokenizer: Any) -> Iterator[dict[str, Any]]:
+    """The answers of a group as rows of open-instruct's table (`evaluation_table.completions`)."""
+    group = entry.group
+    for number, sample in enumerate(group.samples):
+        yield {
+            **said_by_functions(group, number),
+            "set": entry.set,
+            "row": entry.row,
+            "source": entry.source,
+            "sample": number,
+            "prompt": tokenizer.decode(sample.prompt_ids, skip_special_tokens=False),
+            "response": tokenizer.decode(sample.response_ids, skip_special_tokens=False),
+            "scores": float(group.rewards(1.0)[number]),
+            "ground_truth": entry.ground_truth,
+            "right_answers": list(right_answers(group.dataset, entry.ground_truth)),
+            "dataset": group.dataset,
+            "finish_reason": sample.finish_reason,
+            "num_tokens": len(sample.response_ids),
+        }
+
+
+def _index(entry: ReadGroup) -> int:
+    return entry.group.result.index
+
+
 def _issue_number(entry: ReadGroup) -> int:
     return int(entry.group.result.prompt_id.rpartition("-")[2])
 
 
-def _steps(record: RunRecord, text: str | None) -> list[int]:
-    """The trained steps that were asked for; all without a text."""
-    steps = record.steps()
+def _versions(record: RunRecord) -> list[int]:
+    """The versions that were evaluated."""
+    return sorted({file.version for file in record.evaluations()})
+
+
+def _chosen(record: RunRecord, there: list[int], text: str | None) -> list[int]:
+    """The steps that were asked for, of those that are there; all without a text."""
+    steps = there
     if text is not None:
         first, _, last = text.partition("-")
         if not (first.isdigit() and (last.isdigit() or not last)):
             raise NothingToExport(f"--steps {text}: give a number, or two with a - between them, such as 10-20.")
         steps = [step for step in steps if int(first) <= step <= int(last or first)]
     if not steps:
-        there = record.steps()
-        has = f"it has {there[0]} to {there[-1]}" if there else "it has none that is trained"
+        has = f"it has {there[0]} to {there[-1]}" if there else "it has none"
         raise NothingToExport(f"{record.output_dir}: the record has no such step; {has}.")
     return steps
 
