@@ -25,6 +25,7 @@ from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.record.groups import ReadGroup, groups_of
 from open_instruct.record.reader import NoRecord, RunRecord
 from open_instruct.report.metrics_file import write_lines
+from open_instruct.rollouts.rollout_record import TOO_OLD
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
 from open_instruct.scored_groups import said_by_functions
 from open_instruct.system.command_output import exit_code_of
@@ -79,7 +80,7 @@ def _export_step(record: RunRecord, step: int, args: GRPOConfig, form: str) -> N
         write_step_record(args, assembly, rows, tokenizer, tokenizer.pad_token_id)
         return
     traces = StepTraces(args, rows, tokenizer, forms={form})
-    left_out = [(entry.group, entry.outcome) for entry in groups if entry.outcome != CONSUMED]
+    left_out = [(entry.group, entry.outcome) for entry in groups if entry.outcome not in (CONSUMED, TOO_OLD)]
     traces.write_left_out(step, left_out)
     traces.write_trained(assembly)
 

@@ -36,9 +36,9 @@ class MicroBatchLoss:
     """Metrics, summed over trained tokens."""
     mismatch: dict[str, torch.Tensor]
     """Sums of the differences between the learner's log-probs and the engine's."""
-    logprobs: (
-        torch.Tensor
-    )  # (trained tokens,) float32, without gradient: before the first update of the step, row by row
+    logprobs: torch.Tensor
+    """(trained tokens,) float32, without gradient, row by row: before the first update of the step. With `use_vllm_logprobs` that
+    is not computed, and they are those before the update itself."""
     correction: torch.Tensor | None  # (trained tokens,) float32: importance weights; None without a correction
 
     def without_graph(self) -> "MicroBatchLoss":

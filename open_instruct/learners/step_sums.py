@@ -55,8 +55,8 @@ class StepSums:
         self._tokens += losses
 
     def token_values(self) -> dict[str, np.ndarray | None]:
-        """`logprobs` and `correction`, (trained tokens,) float32 in the order of the micro-batches. The first are those before
-        the first update of the step. None: the run has no correction."""
+        """`logprobs` and `correction`, (trained tokens,) float32 in the order of the micro-batches. The first are
+        those of `MicroBatchLoss`, of the first epoch. None: the run has no correction."""
         corrections = [loss.correction for loss in self._tokens if loss.correction is not None]
         return {
             "logprobs": _joined([loss.logprobs for loss in self._tokens]),

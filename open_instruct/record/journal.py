@@ -8,9 +8,10 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from open_instruct.record.places import RecordPlaces
+from open_instruct.system.secret_masking import masked
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ class Journal:
 
     def start(self, **fields: Any) -> None:
         """The run starts, or goes on after a checkpoint."""
-        self._start = self._places.num_starts() + 1
+        with contextlib.suppress(OSError):
+            self._start = self._places.num_starts() + 1
         about = {"number": self._start, "host": socket.gethostname(), "process": os.getpid()}
         self._append(self._places.starts, START, {**about, **fields})
 
@@ -68,11 +70,24 @@ class Journal:
         row = {"kind": kind, "unix": time.time(), "monotonic": time.monotonic(), **fields}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "ab", buffering=0) as file:
-                file.write(json.dumps(row, default=str).encode(errors="replace") + b"\n")
-        except OSError as error:
+            with open_for_lines(path) as file:
+                file.write(line_of(row))
+        except (OSError, ValueError) as error:
             self._is_on = False
             logger.warning("events are not recorded any more, and the run goes on: %s", error)
+
+
+def line_of(row: Mapping[str, object]) -> bytes:
+    """A line of JSON, without anything that looks like a secret."""
+    return json.dumps(masked(row), default=str).encode(errors="replace") + b"\n"
+
+
+def open_for_lines(path: Path) -> IO[bytes]:
+    """A file to append lines to, unbuffered. A line that a full disk has torn is ended first, so that it swallows no other."""
+    file = open(path, "a+b", buffering=0)  # noqa: SIM115, the caller closes it
+    if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+        file.write(b"\n")
+    return file
 
 
 class WarningEvents(logging.Handler):

@@ -57,22 +57,31 @@ class RecordPlaces:
         return sum(line.startswith(b'{"kind": "start"') for line in lines)
 
     def evaluations(self) -> list[Path]:
-        return sorted((self.root / "evaluations").glob("*.parquet"))
+        return sorted((self.root / "evaluations").glob("[0-9]*_*.parquet"))
 
-    def undone_open_logs(self) -> list[Path]:
-        """Logs that earlier starts of the run have left, the newest first."""
-        return sorted(self.root.glob("undone/*/open/*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    def undone(self, training_step: int) -> list[Path]:
+        """What earlier starts of the run have left of a step, the newest first: logs and Parquet files."""
+        names = f"open/{training_step:06d}.log", f"steps/{training_step:06d}.parquet"
+        starts = sorted(self.root.glob("undone/*"), key=lambda path: int(path.name), reverse=True)
+        return [path for start in starts for name in names if (path := start / name).exists()]
 
-    def make(self, training_step: int, start: int) -> None:
-        """Make the folders, and move what they hold of later steps to `undone/`."""
+    def make(self, training_step: int, start: int) -> list[int]:
+        """Make the folders, and move what they hold of later steps and versions to `undone/`. Returns trained steps that have
+        only their log, because the run was killed before their file was written."""
         for name in ("steps", "open", "evaluations"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         write_atomically(self.about, json.dumps({"version": RECORD_VERSION}).encode() + b"\n")
-        later = [path for step, path in self.steps().items() if step > training_step]
-        for path in [*later, *self.open_logs().values()]:
+        steps, logs = self.steps(), self.open_logs()
+        later = [path for step, path in [*steps.items(), *logs.items()] if step > training_step]
+        later += [path for path in self.evaluations() if int(path.stem.partition("_")[0]) > training_step]
+        for path in later:
             moved = self.root / "undone" / str(start) / path.relative_to(self.root)
             moved.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, moved)
+        for step, path in logs.items():
+            if step <= training_step and step in steps:
+                path.unlink()
+        return [step for step in logs if step <= training_step and step not in steps]
 
 
 def _numbered(folder: Path, suffix: str) -> dict[int, Path]:

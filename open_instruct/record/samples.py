@@ -13,8 +13,9 @@ from open_instruct.data_types import Sample, TrainingSample
 from open_instruct.record import schema
 from open_instruct.record.schema import SAMPLES
 from open_instruct.scored_groups import Reading, ScoredGroup
+from open_instruct.system.secret_masking import without_secrets
 
-LONGEST_TEXT = 100_000
+LONGEST_TEXT = 10_000
 """Characters of a ground truth or of a verifier's reasoning that the record holds; the tests of a program may be long."""
 
 
@@ -38,6 +39,10 @@ class RecordedGroup:
     """Unix time at which the group had its scores."""
     set: str | None = None
     """Name of the evaluation set; None in training."""
+    oldest_trained_version: int = 0
+    """Tokens of older versions are not trained on."""
+    masks_cut_off: bool = False
+    """Whether responses that were cut off are not trained on (`--mask_truncated_completions`)."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +231,10 @@ def _use_of_sample(
         return schema.TOO_OLD
     if sample.weight == 0:
         return schema.NO_WEIGHT
-    return schema.LEFT_OUT if stopped else schema.CUT
+    if entry.masks_cut_off and not stopped:
+        return schema.CUT
+    is_too_old = all(version < entry.oldest_trained_version for version, _ in sample.version_spans)
+    return schema.TOO_OLD if is_too_old else schema.ALIKE
 
 
 def _of_learner(row: _Row, name: str) -> np.ndarray | None:
@@ -247,13 +255,13 @@ def _verdicts(group: ScoredGroup) -> list[list[dict[str, Any]]]:
         shared = {"name": part.name, "kind": "verifier", "weight": part.weight, "seconds": None}
         for position, score in enumerate(part.scores.tolist()):
             reading = Reading() if readings is None else readings[position]
-            texts = {"score": score, "read": reading.answer, "reasoning": _shortened(reading.reasoning)}
+            texts = {"score": score, "read": reading.answer, "reasoning": _safe(reading.reasoning)}
             verdicts[position].append(shared | texts)
     for function in group.functions:
         shared = {"name": function.name, "kind": "function", "weight": function.weight, "seconds": function.seconds}
         for position, reward in enumerate(function.rewards.tolist()):
             logged = {column: values[position] for column, values in function.extra.items()}
-            text = json.dumps(logged, default=str) if logged else None
+            text = without_secrets(json.dumps(logged, default=str)) if logged else None
             score = None if math.isnan(reward) else reward
             verdicts[position].append(shared | {"score": score, "read": None, "reasoning": text})
     return verdicts
@@ -263,6 +271,11 @@ def _as_json(value: object) -> str:
     """A ground truth as JSON. One that is too long becomes a text with its beginning."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST_TEXT else json.dumps(_shortened(text), ensure_ascii=False)
+
+
+def _safe(text: str | None) -> str | None:
+    """What a verifier says, shortened, without anything that looks like a secret."""
+    return None if text is None else without_secrets(_shortened(text) or "")
 
 
 def _shortened(text: str | None) -> str | None:

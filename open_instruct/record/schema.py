@@ -22,6 +22,7 @@ NO_WEIGHT = 5
 LEFT_OUT = 6
 OPEN = 7
 MEASURED = 8
+ALIKE = 9
 USES: Mapping[int, str] = {
     TRAINED: "trained on",
     GIVEN: "written by a tool, an environment or the chat template",
@@ -32,6 +33,7 @@ USES: Mapping[int, str] = {
     LEFT_OUT: "of a group that no step trains on; `outcome` says why",
     OPEN: "of a step that is not trained yet",
     MEASURED: "of an evaluation",
+    ALIKE: "of a part of a group whose responses all scored alike",
 }
 
 VERDICT = pa.struct(

@@ -9,7 +9,6 @@
 What cannot be written is left out with a warning, and the run goes on.
 """
 
-import json
 import logging
 import math
 import queue
@@ -28,6 +27,7 @@ import pyarrow.parquet as pq
 
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.record import open_log
+from open_instruct.record.journal import line_of, open_for_lines
 from open_instruct.record.places import RecordPlaces
 from open_instruct.record.samples import RecordedGroup, TrainedTokens, rows_of
 from open_instruct.record.schema import PARQUET_OPTIONS, SAMPLES
@@ -40,9 +40,10 @@ CONSUMED = "consumed"
 """Outcome of a group that is trained on."""
 LOG_AFTER_S = 1.0
 """How long a scored group may wait for others before it is written to the log; a crash loses as much."""
-MOST_WAITING = 100_000
-"""Responses that may wait to be written. On a disk that is too slow the record leaves out what is beyond."""
-
+MOST_WAITING_BYTES = 2**30
+"""Bytes of tokens that may wait to be written. On a disk that is too slow the record leaves out steps beyond that."""
+BYTES_PER_TOKEN = 32
+"""Ids, log-probs and masks, in a sample and in the batch."""
 Order = list[list[tuple[tuple[int, ...], ...]]]
 """For each rank and mini-batch `MiniBatch.samples_of_micro_batches`."""
 LearnerValues = Sequence[dict[str, np.ndarray | None]]
@@ -61,6 +62,8 @@ class _OpenStep:
     """Groups to train on that are in the log too. Groups that are left out are only there."""
     partial_batches: list[tuple[Order, Sequence[TrainingSample]]] = field(default_factory=list)
     """For each partial batch: the numbers of its samples, and the samples."""
+    carried_ids: list[str] = field(default_factory=list)
+    """Prompts whose tokens only the record of an earlier start holds."""
 
 
 class RecordWriter:
@@ -78,11 +81,13 @@ class RecordWriter:
         self._keep_steps = keep_steps
         self._steps: defaultdict[int, _OpenStep] = defaultdict(_OpenStep)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._num_waiting = 0
-        self._num_left_out = 0
+        self._waiting_bytes = 0
+        self._dropped_steps: set[int] = set()
+        """Steps that are not recorded because the disk was too slow."""
         self._lock = threading.Lock()
         self._lines: IO[bytes] | None = None
         """`prompts.jsonl`, once there is a line."""
+        self._has_warned = False
         self.failure = ""
         """Why the record ended before the run; "" while it is written."""
         self._tasks.put(lambda: self._begin(training_step))
@@ -97,35 +102,28 @@ class RecordWriter:
 
     def add(self, training_step: int, entry: RecordedGroup) -> None:
         """A step has taken this group, or has left it out."""
-        num_samples = len(entry.group.samples)
-        with self._lock:
-            if self._num_waiting + num_samples > MOST_WAITING:
-                if not self._num_left_out:
-                    logger.warning(
-                        "the record: the disk of %s is too slow, so responses are left out", self._places.root
-                    )
-                self._num_left_out += num_samples
-                return
-            self._num_waiting += num_samples
-        self._put(lambda: self._add(training_step, entry, num_samples))
+        self._put_for(training_step, lambda: self._add(training_step, entry), _size_of([entry]))
 
     def carry_over(self, training_step: int, prompt_id: str) -> None:
         """A resumed step has left out this prompt, whose tokens only the record of an earlier start holds."""
-        self._put(lambda: self._carry_over(training_step, prompt_id))
+        self._put_for(training_step, lambda: self._steps[training_step].carried_ids.append(prompt_id))
 
     def sent(self, training_step: int, rank_batches: list[list[MiniBatch]], samples: Sequence[TrainingSample]) -> None:
         """A batch of the step, or a partial batch, goes to the learners."""
         order = [[mini_batch.samples_of_micro_batches for mini_batch in own] for own in rank_batches]
-        self._put(lambda: self._steps[training_step].partial_batches.append((order, samples)))
+        self._put_for(training_step, lambda: self._steps[training_step].partial_batches.append((order, samples)))
 
     def commit(self, training_step: int, values: LearnerValues | None = None) -> None:
         """The step is trained. `values`: what the learners say of its tokens; None: not known."""
-        self._put(lambda: self._commit(training_step, values))
+        self._put_for(training_step, lambda: self._commit(training_step, values))
 
     def measured(self, version: int, set_name: str, groups: Sequence[RecordedGroup]) -> None:
         """An evaluation set was measured."""
         path = self._places.evaluation(version, set_name)
-        self._put(lambda: _write_table(path, [rows_of(groups, start=self._start)]))
+        with self._lock:
+            is_too_slow = self._is_too_slow(_size_of(groups))
+        if not is_too_slow:
+            self._put(lambda: _write_table(path, [rows_of(groups, start=self._start)]))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far is written; False if that took longer than `timeout_s`."""
@@ -148,7 +146,36 @@ class RecordWriter:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _put(self, task: Callable[[], None]) -> None:
-        self._tasks.put(task)
+        if not self.failure:
+            self._tasks.put(task)
+
+    def _put_for(self, training_step: int, task: Callable[[], None], num_bytes: int = 0) -> None:
+        """Put a task for a step that holds `num_bytes` until it is done. A step for which there is no room is left out whole."""
+        if self.failure:
+            return
+        with self._lock:
+            if training_step in self._dropped_steps or self._is_too_slow(num_bytes):
+                self._dropped_steps.add(training_step)
+                return
+            self._waiting_bytes += num_bytes
+
+        def done() -> None:
+            with self._lock:
+                self._waiting_bytes -= num_bytes
+            if training_step not in self._dropped_steps:
+                task()
+            elif self._steps.pop(training_step, None) is not None:
+                self._places.open_log(training_step).unlink(missing_ok=True)
+
+        self._put(done)
+
+    def _is_too_slow(self, num_bytes: int) -> bool:
+        if self._waiting_bytes + num_bytes <= MOST_WAITING_BYTES:
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("the record: the disk of %s is too slow, so steps are left out", self._places.root)
+        return True
 
     def _write(self) -> None:
         while (task := self._next_task()) is not None:
@@ -179,16 +206,16 @@ class RecordWriter:
 
     def _begin(self, training_step: int) -> None:
         self._start = max(1, self._places.num_starts())
-        self._places.make(training_step, self._start)
+        for step in self._places.make(training_step, self._start):
+            _write_table(self._places.step(step), list(open_log.read(self._places.open_log(step))))
+            self._places.open_log(step).unlink()
 
     def _note(self, event: Mapping[str, object]) -> None:
         if self._lines is None:
-            self._lines = open(self._places.prompts, "ab", buffering=0)  # noqa: SIM115, closed by the thread
-        self._lines.write(json.dumps({"start": self._start, **event}).encode(errors="replace") + b"\n")
+            self._lines = open_for_lines(self._places.prompts)
+        self._lines.write(line_of({"start": self._start, **event}))
 
-    def _add(self, training_step: int, entry: RecordedGroup, num_samples: int) -> None:
-        with self._lock:
-            self._num_waiting -= num_samples
+    def _add(self, training_step: int, entry: RecordedGroup) -> None:
         step = self._steps[training_step]
         step.unlogged.append(entry)
         step.unlogged_since = min(step.unlogged_since, time.monotonic())
@@ -205,23 +232,57 @@ class RecordWriter:
         with open(self._places.open_log(training_step), "ab", buffering=0) as file:
             open_log.append(file, rows)
 
-    def _carry_over(self, training_step: int, prompt_id: str) -> None:
-        for path in self._places.undone_open_logs():
-            batches = [rows for batch in open_log.read(path) if (rows := _of_prompt(batch, prompt_id)).num_rows]
-            if batches:
-                self._append(training_step, batches[-1])
-                return
-
     def _commit(self, training_step: int, values: LearnerValues | None) -> None:
+        path, log = self._places.step(training_step), self._places.open_log(training_step)
+        if training_step not in self._steps and path.exists():
+            return  # it was committed before
         step = self._steps.pop(training_step, _OpenStep())
+        if values is not None and not _fits(step, values):
+            logger.warning("the record of step %d lacks the learners' log-probs: their number is wrong", training_step)
+            values = None
         trained = dict(_trained_tokens(step, values))
-        log = self._places.open_log(training_step)
-        batches = [_left_out(batch) for batch in open_log.read(log)] if log.exists() else []
+        batches = list(self._carried(training_step, step.carried_ids))
+        batches += [_left_out(batch) for batch in open_log.read(log)] if log.exists() else []
         batches.append(rows_of([*step.logged, *step.unlogged], trained, start=self._start))
-        _write_table(self._places.step(training_step), batches)
+        _write_table(path, batches)
         log.unlink(missing_ok=True)
         if self._keep_steps is not None:
-            self._places.step(training_step - self._keep_steps).unlink(missing_ok=True)
+            for old_step, old_path in self._places.steps().items():
+                if old_step <= training_step - self._keep_steps:
+                    old_path.unlink()
+
+    def _carried(self, training_step: int, prompt_ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of these prompts from what earlier starts have left of the step."""
+        missing = set(prompt_ids)
+        for path in self._places.undone(training_step) if missing else []:
+            batches = open_log.read(path) if path.suffix == ".log" else pq.read_table(path).to_batches()
+            for batch in batches:
+                rows = batch.filter(pc.field("prompt_id").isin(sorted(missing)))
+                yield rows
+                missing.difference_update(rows["prompt_id"].to_pylist())
+        if missing:
+            logger.warning(
+                "the record of step %d lacks %d prompts that it left out before a resume", training_step, len(missing)
+            )
+
+
+def _size_of(entries: Sequence[RecordedGroup]) -> int:
+    """Bytes of the tokens of these groups, about."""
+    num_tokens = sum(len(sample.response_ids) for entry in entries for sample in entry.group.samples)
+    return BYTES_PER_TOKEN * num_tokens
+
+
+def _fits(step: _OpenStep, values: LearnerValues) -> bool:
+    """Whether the learners have said something of each trained token, and of no other."""
+    num_tokens = [0] * len(values)
+    for rank_batches, samples in step.partial_batches:
+        if len(rank_batches) != len(values):
+            return False
+        for rank, mini_batches in enumerate(rank_batches):
+            numbers = [number for micros in mini_batches for own in micros for number in own]
+            num_tokens[rank] += sum(samples[number].num_trained for number in numbers)
+    lengths = [[len(array) for array in own.values() if array is not None] for own in values]
+    return all(set(own) <= {number} for own, number in zip(lengths, num_tokens, strict=True))
 
 
 def _trained_tokens(step: _OpenStep, values: LearnerValues | None) -> Iterator[tuple[int, TrainedTokens]]:
@@ -248,10 +309,6 @@ class _Reader:
     def take(self, number: int) -> dict[str, np.ndarray | None]:
         begins, self._at = self._at, self._at + number
         return {name: None if array is None else array[begins : self._at] for name, array in self._values.items()}
-
-
-def _of_prompt(batch: pa.RecordBatch, prompt_id: str) -> pa.RecordBatch:
-    return batch.filter(pc.field("prompt_id") == prompt_id)
 
 
 def _left_out(batch: pa.RecordBatch) -> pa.RecordBatch:

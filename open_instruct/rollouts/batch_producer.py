@@ -158,7 +158,8 @@ class BatchProducer:
         fate = assembly.add(group, assignment)
         rollout = assembly.rollouts[-1]
         self._flow.ledger.stage(prompt_id, fate, assembly.training_step)
-        self._record.took(assembly.training_step, rollout, assignment.prompt, fate)
+        oldest = assignment.oldest_trained_version
+        self._record.took(assembly.training_step, rollout, assignment.prompt, fate, oldest_trained_version=oldest)
         self._over_issue.record(group, is_straggler=assignment.is_straggler)
         self._requests.note_solved(rollout)
         for position, fate_before in assembly.forget_tokens().items():

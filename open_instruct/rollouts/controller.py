@@ -180,8 +180,8 @@ class RolloutController:
         """End background threads and verifier processes."""
         self._threads.stop()
         self._scoring.close()
-        self._record.close()
         self._tracker.finish()
+        self._record.close()
         self._reports.warnings.remove()
         self._threads.join(timeout_s=4 * POLL_S)
 
@@ -284,6 +284,7 @@ class RolloutController:
     def close_ledger(self) -> dict[str, object]:
         """The run ends: give every open prompt its fate (`PromptLedger.close`). Returns the final counts, and as `left_out` the
         prompts that were left out by steps that are not trained, as in `RolloutNews`."""
+        self._record.flush()
         with self._threads.lock:
             left_out = self._reports.left_out(also_of_usual_steps=True)
             self._flow.ledger.close()
@@ -296,6 +297,7 @@ class RolloutController:
 
         The default path is under the directory of the checkpoints, with one file for each `rollout_id`.
         """
+        self._record.flush()
         with self._threads.lock:
             self._threads.raise_error()
             state = {

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -20,10 +21,12 @@ from open_instruct.scored_groups import ScoredGroup
 
 logger = logging.getLogger(__name__)
 
-FETCH_S = 60.0
+FETCH_S = 10.0
 """Deadline for fetching what the learners say of a step's tokens."""
-CLOSE_S = 30.0
-"""Longest time that the end of a run waits for what the record still has to write."""
+FLUSH_S = 20.0
+"""Longest time that a checkpoint, or the end of a run, waits for what the record still has to write."""
+CLOSE_S = 2.0
+"""The same when the controller ends; by then the run has ended, or has failed."""
 TOO_OLD = "too_old"
 """Outcome of a group that was discarded because it was too old. Its prompt is issued again."""
 
@@ -66,7 +69,15 @@ class RolloutRecord:
         if self._writer is not None:
             self._writer.note({"kind": kind, "prompt_id": prompt_id, "unix": time.time(), **fields})
 
-    def took(self, training_step: int, group: ScoredGroup, prompt: IssuedPrompt, outcome: str) -> None:
+    def took(
+        self,
+        training_step: int,
+        group: ScoredGroup,
+        prompt: IssuedPrompt,
+        outcome: str,
+        *,
+        oldest_trained_version: int = 0,
+    ) -> None:
         """A step has taken a group, or has left it out."""
         if self._writer is None:
             return
@@ -74,10 +85,8 @@ class RolloutRecord:
             self._writer.carry_over(training_step, prompt.prompt_id)
         elif group.samples:
             attempt = max(0, prompt.num_issues - 1)
-            self._writer.add(
-                training_step,
-                self._entry(group, self._requests.train, training_step, outcome, attempt, time.time()),
-            )
+            entry = self._entry(group, self._requests.train, training_step, outcome, attempt, time.time())
+            self._writer.add(training_step, replace(entry, oldest_trained_version=oldest_trained_version))
 
     def sent(self, training_step: int, batch: PartialBatch) -> None:
         """The learners get a batch of the step, or a partial batch."""
@@ -101,6 +110,11 @@ class RolloutRecord:
                 by_set.setdefault(name, []).append(entry)
         for name, entries in by_set.items():
             self._writer.measured(version, name, entries)
+
+    def flush(self) -> None:
+        """Write what waits: before a checkpoint, so that the record never lacks a step that a resumed run counts as trained."""
+        if self._writer is not None and not self._writer.flush(FLUSH_S):
+            logger.warning("the record is still being written after %g s", FLUSH_S)
 
     def close(self) -> None:
         """Write what is left."""
@@ -130,6 +144,7 @@ class RolloutRecord:
             step=step,
             arrived=now,
             set=set_name,
+            masks_cut_off=self._args.mask_truncated_completions,
         )
 
 

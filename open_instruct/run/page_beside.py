@@ -34,7 +34,12 @@ def page_beside(args: GRPOConfig) -> Iterator[None]:
         yield
         return
     tell("the page of this run:")
-    page = _start(directory)
+    try:
+        page = _start(directory)
+    except OSError as error:
+        tell(f"it cannot be started: {error}")
+        yield
+        return
     try:
         yield
     finally:

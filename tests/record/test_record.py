@@ -1,5 +1,6 @@
 """The record holds what a run sampled, scored and trained on: what is written is read again, also after a kill."""
 
+import json
 import logging
 import re
 import threading
@@ -152,13 +153,24 @@ def test_each_token_says_why_it_is_not_trained_on() -> None:
     one = replace(one, mask=np.array([False, False, True, True]))
     two = replace(two, inserted=np.array([False, False, True, False]))
     tokens = {id(sample.response): schema_tokens(sample) for sample in (one, two)}
-    uses = rows_of([entry(group)], tokens).to_pydict()["use"]
+    uses = rows_of([entry(group, masks_cut_off=True)], tokens).to_pydict()["use"]
     assert uses == [
         [schema.TOO_OLD, schema.TOO_OLD, schema.TRAINED, schema.TRAINED],
         [schema.TRAINED, schema.GIVEN, schema.TAUGHT, schema.TRAINED],
         [schema.NO_WEIGHT] * 4,
         [schema.CUT] * 4,
     ]
+
+
+def test_a_sample_that_is_not_trained_on_says_why() -> None:
+    """In a group that a step takes: too old as a whole, cut off, and in a part of the group whose responses scored alike."""
+    group = make_spanned_group([[(1, 2)], [(3, 2)], [(3, 2)]])
+    cut = replace(group.samples[1], finish_reason="length")
+    group = replace(group, result=replace(group.result, samples=[group.samples[0], cut, group.samples[2]]))
+    uses = rows_of([entry(group, masks_cut_off=True, oldest_trained_version=2)], {}).to_pydict()["use"]
+    assert uses == [[schema.TOO_OLD] * 2, [schema.CUT] * 2, [schema.ALIKE] * 2]
+    uses = rows_of([entry(group, oldest_trained_version=2)], {}).to_pydict()["use"]
+    assert uses == [[schema.TOO_OLD] * 2, [schema.ALIKE] * 2, [schema.ALIKE] * 2]
 
 
 def schema_tokens(sample: TrainingSample) -> Any:
@@ -204,13 +216,15 @@ def test_a_resumed_run_sets_undone_steps_aside(output: Path) -> None:
     journal.start()
     journal.start()
     second = RecordWriter(root, 1)
-    second.carry_over(2, "train-3")  # the state of the checkpoint knows it without its tokens
+    second.carry_over(3, "train-3")  # the state of the checkpoint knows it without its tokens
     second.commit(2)
+    second.commit(3)
     second.close(WRITTEN_S)
     record = RunRecord(output)
-    assert record.steps() == [1, 2]
-    assert [row["response_ids"] for row in record.samples(2).to_pylist()] == [[0, 1], [10, 11]]
-    assert {row["prompt_id"] for row in record.samples(2).to_pylist()} == {"train-3"}
+    assert record.steps() == [1, 2, 3]
+    assert record.samples(2).num_rows == 0
+    assert [row["response_ids"] for row in record.samples(3).to_pylist()] == [[0, 1], [10, 11]]
+    assert {row["prompt_id"] for row in record.samples(3).to_pylist()} == {"train-3"}
     assert (root / "undone" / "2" / "steps" / "000002.parquet").exists()
     assert record.open_steps() == []
 
@@ -258,20 +272,106 @@ def test_a_learner_that_cannot_be_asked_costs_only_its_values(
     assert "lacks the learners' log-probs" in caplog.text
 
 
-def test_a_slow_disk_costs_rows_and_never_the_run(
+def test_a_slow_disk_costs_whole_steps_and_never_the_run(
     output: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves = threading.Event()
-    monkeypatch.setattr(writer_module, "MOST_WAITING", 4)
-    monkeypatch.setattr(RecordWriter, "_begin", lambda self, step: (moves.wait(WRITTEN_S), self._places.make(step, 1)))
+    group = make_group([1.0, 0.0], lengths=[8, 8])
+    monkeypatch.setattr(writer_module, "MOST_WAITING_BYTES", 3 * 16 * writer_module.BYTES_PER_TOKEN)
+    begin = RecordWriter._begin
+    monkeypatch.setattr(RecordWriter, "_begin", lambda self, step: (moves.wait(WRITTEN_S), begin(self, step)))
     writer = RecordWriter(output / RECORD, 0)
-    for number in range(5):
-        writer.add(1, entry(make_group([1.0, 0.0], prompt_id=f"train-{number}"), "zero_std"))
+    for step in (1, 2):
+        for number in range(2):
+            named = replace(group, result=replace(group.result, prompt_id=f"train-{2 * step + number}"))
+            writer.add(step, entry(named, "zero_std", step))
+    writer.add(2, entry(group, "zero_std", 2))
+    writer.commit(2)
     moves.set()
     written(writer)
+    for step in (1, 3):
+        writer.add(step, entry(group, "zero_std", step))
+        writer.commit(step)
     writer.close(WRITTEN_S)
-    assert {row["prompt_id"] for row in RunRecord(output).samples(1).to_pylist()} == {"train-0", "train-1"}
-    assert caplog.text.count("is too slow, so responses are left out") == 1
+    assert RunRecord(output).steps() == [1, 3]  # of step 2 the second group was too much
+    assert RunRecord(output).open_steps() == []
+    assert caplog.text.count("is too slow, so steps are left out") == 1
+
+
+def test_steps_and_evaluations_behind_a_checkpoint_are_undone_and_give_their_rows_back(output: Path) -> None:
+    root = output / RECORD
+    first = RecordWriter(root, 0)
+    for step in (1, 2):
+        first.add(step, entry(make_group([1.0, 1.0], prompt_id=f"train-{step}"), "zero_std", step))
+        first.commit(step)
+        first.measured(step, "default", [entry(make_group([1.0]), "measured", step, set="default")])
+    written(first)  # and killed; its checkpoint is that of step 1
+    first.close(WRITTEN_S)
+    second = RecordWriter(root, 1)
+    second.carry_over(2, "train-2")  # step 2 was trained, so that only its file has the tokens
+    second.commit(2)
+    second.commit(2)  # a second time changes nothing
+    second.close(WRITTEN_S)
+    record = RunRecord(output)
+    assert [row["prompt_id"] for row in record.samples(2).to_pylist()] == ["train-2", "train-2"]
+    assert [(file.version, file.set) for file in record.evaluations()] == [(1, "default")]
+    assert (root / "undone" / "1" / "evaluations" / "000002_default.parquet").exists()
+
+
+def test_a_step_that_was_trained_but_has_only_its_log_gets_its_file(output: Path) -> None:
+    first = RecordWriter(output / RECORD, 0)
+    first.add(1, entry(make_group([1.0, 1.0]), "zero_std"))
+    written(first)  # the checkpoint of step 1 is there, and the run is killed
+    second = RecordWriter(output / RECORD, 1)
+    written(second)
+    record = RunRecord(output)
+    assert (record.steps(), record.open_steps()) == ([1], [])
+    assert record.samples(1).num_rows == 2
+
+
+def test_learners_that_gave_too_much_or_too_little_are_not_believed(
+    output: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = make_group([1.0, 0.0], lengths=[3, 2])
+    samples = samples_of(group)
+    rank_batches = batches_of(samples, dp_world_size=1)
+    writer = RecordWriter(output / RECORD, 0)
+    for step, number in enumerate((4, 6, 5), start=1):
+        writer.add(step, entry(group, step=step))
+        writer.sent(step, rank_batches, samples)
+        writer.commit(step, [{"logprobs": np.zeros(number, np.float32), "correction": None}])
+    writer.close(WRITTEN_S)
+    known = [RunRecord(output).samples(step)["learner_logprobs"].null_count == 0 for step in (1, 2, 3)]
+    assert known == [False, False, True]
+    assert caplog.text.count("their number is wrong") == 2
+
+
+def test_secrets_are_masked(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    journal = Journal(output / RECORD)
+    journal.start(command=f"--key {'a' * 40}")
+    journal.event("warning", text="http://user:pa55word@host/ refused")
+    writer = RecordWriter(output / RECORD, 0)
+    writer.note({"kind": "given_up", "prompt_id": "train-0", "cause": f"key {'a' * 40} refused"})
+    readings = ((Reading("1", f"asked with {'a' * 40}"), Reading("1")),)
+    writer.add(1, entry(replace(make_group([1.0, 0.0]), readings=readings), "zero_std"))
+    writer.commit(1)
+    writer.close(WRITTEN_S)
+    record = RunRecord(output)
+    texts = json.dumps([record.starts(), record.events(), [*record.prompt_events()], record.samples(1).to_pylist()])
+    assert "a" * 40 not in texts
+    assert "pa55word" not in texts
+    assert texts.count("***") >= 4
+
+
+def test_a_torn_line_swallows_no_other(output: Path) -> None:
+    journal = Journal(output / RECORD)
+    journal.start(command="a")
+    with open(output / RECORD / "starts.jsonl", "ab") as file:
+        file.write(b'{"kind": "start", "torn')
+    again = Journal(output / RECORD)
+    again.start(command="b")
+    assert [start["command"] for start in RunRecord(output).starts()] == ["a", "b"]
 
 
 def test_starts_ends_and_events_of_a_run(output: Path) -> None:
@@ -333,7 +433,7 @@ def test_the_page_names_every_column_and_every_use() -> None:
     assert {int(code): meaning.replace("`", "") for code, meaning in table.items()} == {
         code: meaning.replace("`", "") for code, meaning in USES.items()
     }
-    assert sorted(USES) == list(range(9))
+    assert sorted(USES) == list(range(10))
 
 
 def test_groups_are_the_same_when_they_are_read_again(output: Path) -> None:
