@@ -77,9 +77,10 @@ class Journal:
             logger.warning("events are not recorded any more, and the run goes on: %s", error)
 
 
-def line_of(row: Mapping[str, object]) -> bytes:
-    """A line of JSON, without anything that looks like a secret."""
-    return json.dumps(masked(row), default=str).encode(errors="replace") + b"\n"
+def line_of(row: Mapping[str, object], *, has_free_text: bool = True) -> bytes:
+    """A line of JSON, without anything that looks like a secret. Looking for secrets takes 0.3 ms, and is left out where nothing
+    of the row comes from outside."""
+    return json.dumps(masked(row) if has_free_text else row, default=str).encode(errors="replace") + b"\n"
 
 
 def open_for_lines(path: Path) -> IO[bytes]:

@@ -122,7 +122,7 @@ def _rows_of_group(entry: RecordedGroup, trained: Trained | None) -> list[_Row]:
 def _columns_of_group(rows: Sequence[_Row]) -> dict[str, Any]:
     entries = [row.entry for row in rows]
     results = [entry.group.result for entry in entries]
-    texts = {id(entry): _as_json(entry.ground_truth) for entry in entries}
+    texts = {id(entry): _as_json(entry.ground_truth) for entry in {id(entry): entry for entry in entries}.values()}
     return {
         "prompt_id": [result.prompt_id for result in results],
         "attempt": [entry.attempt for entry in entries],
@@ -181,8 +181,8 @@ def _columns_of_tokens(rows: Sequence[_Row]) -> dict[str, pa.Array]:
     return {
         "prompt_ids": _lists([sample.prompt_ids for sample in samples], np.int32),
         "response_ids": _lists([sample.response_ids for sample in samples], np.int32),
-        "version": _lists([_versions(sample) for sample in samples], np.int32),
-        "use": _lists([_uses(row) for row in rows], np.uint8),
+        "version": _split(_versions(samples), samples),
+        "use": _split(_uses(rows), samples),
         "engine_logprobs": _lists([sample.logprobs for sample in samples], np.float32),
         "learner_logprobs": _lists([_of_learner(row, "logprobs") for row in rows], np.float32),
         "correction": _lists([_of_learner(row, "correction") for row in rows], np.float32),
@@ -191,29 +191,41 @@ def _columns_of_tokens(rows: Sequence[_Row]) -> dict[str, pa.Array]:
 
 def _lists(arrays: Sequence[np.ndarray | None], dtype: type) -> pa.Array:
     """One list for each array; null for None."""
-    is_null = np.array([array is None for array in arrays], dtype=bool)
-    present = [np.zeros(0, dtype) if array is None else array for array in arrays]
-    offsets = np.cumsum([0, *map(len, present)], dtype=np.int32)
-    values = np.concatenate([np.zeros(0, dtype), *present]).astype(dtype, copy=False)
-    return pa.ListArray.from_arrays(
-        pa.array(offsets), pa.array(values), mask=pa.array(is_null) if is_null.any() else None
-    )
+    nothing = np.zeros(0, dtype)
+    is_null = [array is None for array in arrays]
+    present = [nothing if array is None else array for array in arrays]
+    values = np.concatenate([nothing, *present]).astype(dtype, copy=False)
+    mask = pa.array(is_null) if any(is_null) else None
+    return pa.ListArray.from_arrays(pa.array(_offsets(present)), pa.array(values), mask=mask)
 
 
-def _versions(sample: Sample) -> np.ndarray:
-    """(R,) int32: the version that sampled each token."""
-    return np.repeat(*np.array(sample.version_spans or [(0, 0)], dtype=np.int32).T)
+def _split(values: np.ndarray, samples: Sequence[Sample]) -> pa.Array:
+    """The values of all tokens, end to end, as one list for each sample."""
+    return pa.ListArray.from_arrays(pa.array(_offsets([sample.response_ids for sample in samples])), pa.array(values))
 
 
-def _uses(row: _Row) -> np.ndarray:
-    """(R,) uint8: what each token is used for (`schema.USES`)."""
-    uses = np.full(len(row.sample.response_ids), row.unused, dtype=np.uint8)
-    if row.tokens is not None:
-        uses[row.tokens.sample.mask] = schema.TRAINED
-    if row.sample.loss_mask is not None:
-        uses[~row.sample.loss_mask] = schema.GIVEN
-    if row.tokens is not None and row.tokens.sample.inserted is not None:
-        uses[row.tokens.sample.inserted] = schema.TAUGHT
+def _offsets(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.cumsum([0, *map(len, arrays)], dtype=np.int32)
+
+
+def _versions(samples: Sequence[Sample]) -> np.ndarray:
+    """(tokens of all samples,) int32: the version that sampled each token."""
+    spans = [span for sample in samples for span in sample.version_spans]
+    return np.repeat(*np.array(spans or [(0, 0)], dtype=np.int32).T)
+
+
+def _uses(rows: Sequence[_Row]) -> np.ndarray:
+    """(tokens of all samples,) uint8: what each token is used for (`schema.USES`)."""
+    uses = np.repeat(np.array([row.unused for row in rows], np.uint8), [len(row.sample.response_ids) for row in rows])
+    starts = _offsets([row.sample.response_ids for row in rows])
+    for start, end, row in zip(starts[:-1].tolist(), starts[1:].tolist(), rows, strict=True):
+        own = uses[start:end]
+        if row.tokens is not None:
+            own[row.tokens.sample.mask] = schema.TRAINED
+        if row.sample.loss_mask is not None:
+            own[~row.sample.loss_mask] = schema.GIVEN
+        if row.tokens is not None and row.tokens.sample.inserted is not None:
+            own[row.tokens.sample.inserted] = schema.TAUGHT
     return uses
 
 
