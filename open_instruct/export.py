@@ -89,9 +89,9 @@ def _export_evaluation(record: RunRecord, version: int, args: GRPOConfig, form: 
     """Write the answers of the evaluations at a version, of each set those to its first `--eval_completions` prompts."""
     import_verifiers(args.verifier_modules, args.verifier_config)
     names = [file.set for file in record.evaluations() if file.version == version]
-    of_sets = [list(groups_of(record.evaluation(version, name))) for name in names]
+    sets = [list(groups_of(record.evaluation(version, name))) for name in names]
     limit = args.eval_completions
-    chosen = [entry for entries in of_sets for entry in sorted(entries, key=_index)[: None if limit < 0 else limit]]
+    chosen = [entry for entries in sets for entry in sorted(entries, key=_index)[: None if limit < 0 else limit]]
     tokenizer = read_tokenizer(args.tokenizer_name, args.revision_of_tokenizer, args.tokenizer_setup)
     rows = [row for entry in sorted(chosen, key=_index) for row in _completions(entry, tokenizer)]
     write_lines(Path(args.output_dir) / form / f"step_{version:06d}.jsonl", rows)

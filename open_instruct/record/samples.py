@@ -210,7 +210,12 @@ def _offsets(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _versions(samples: Sequence[Sample]) -> np.ndarray:
     """(tokens of all samples,) int32: the version that sampled each token."""
-    spans = [span for sample in samples for span in sample.version_spans]
+    spans: list[tuple[int, int]] = []
+    for sample in samples:
+        spans += sample.version_spans
+        num_missing = len(sample.response_ids) - sum(number for _, number in sample.version_spans)
+        if num_missing:  # of a workflow that says nothing of its last tokens
+            spans.append((sample.version_spans[-1][0] if sample.version_spans else 0, num_missing))
     return np.repeat(*np.array(spans or [(0, 0)], dtype=np.int32).T)
 
 
