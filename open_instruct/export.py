@@ -23,11 +23,12 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptRow
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.record.groups import ReadGroup, groups_of
-from open_instruct.record.reader import NoRecord, RunRecord
+from open_instruct.record.reader import NoRecord, RunRecord, TornFile
 from open_instruct.report.metrics_file import write_lines
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
 from open_instruct.scored_groups import said_by_functions
 from open_instruct.system.command_output import exit_code_of
+from open_instruct.system.counted import counted
 from open_instruct.verifiers.registry import import_verifiers, right_answers
 
 FORMS = "transcripts", "rollouts", "samples", "completions"
@@ -59,14 +60,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         there = _versions(record) if options.form == COMPLETIONS else record.steps()
         steps = _chosen(record, there, options.steps)
         args = _options_of(record, Path(options.to or options.directory))
-        for step in steps:
-            export = _export_evaluation if options.form == COMPLETIONS else _export_step
-            export(record, step, args, options.form)
+        torn = [error for step in steps for error in _export(record, step, args, options.form)]
+        if len(torn) >= len(steps):
+            raise torn[0]
     except (NoRecord, NothingToExport) as error:
         print(f"export: {error}", file=sys.stderr)
         return 2
-    print(f"{options.form} of {len(steps)} steps in {Path(options.to or options.directory) / options.form}")
+    for error in torn:
+        print(f"export: {error}", file=sys.stderr)
+    num_steps = counted(len(steps) - len(torn), "step")
+    print(f"{options.form} of {num_steps} in {Path(options.to or options.directory) / options.form}")
     return 0
+
+
+def _export(record: RunRecord, step: int, args: GRPOConfig, form: str) -> list[TornFile]:
+    """Export a step, or the evaluations of a version. Returns why it could not, if its file is torn."""
+    try:
+        (_export_evaluation if form == COMPLETIONS else _export_step)(record, step, args, form)
+    except TornFile as error:
+        return [error]
+    return []
 
 
 def _export_step(record: RunRecord, step: int, args: GRPOConfig, form: str) -> None:
@@ -88,9 +101,9 @@ def _export_evaluation(record: RunRecord, version: int, args: GRPOConfig, form: 
     """Write the answers of the evaluations at a version, of each set those to its first `--eval_completions` prompts."""
     import_verifiers(args.verifier_modules, args.verifier_config)
     names = [file.set for file in record.evaluations() if file.version == version]
-    of_sets = [list(groups_of(record.evaluation(version, name))) for name in names]
+    sets = [list(groups_of(record.evaluation(version, name))) for name in names]
     limit = args.eval_completions
-    chosen = [entry for entries in of_sets for entry in sorted(entries, key=_index)[: None if limit < 0 else limit]]
+    chosen = [entry for entries in sets for entry in sorted(entries, key=_index)[: None if limit < 0 else limit]]
     tokenizer = read_tokenizer(args.tokenizer_name, args.revision_of_tokenizer, args.tokenizer_setup)
     rows = [row for entry in sorted(chosen, key=_index) for row in _completions(entry, tokenizer)]
     write_lines(Path(args.output_dir) / form / f"step_{version:06d}.jsonl", rows)

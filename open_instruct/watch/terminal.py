@@ -58,8 +58,12 @@ def frame(runs: Runs, width: int = 100) -> "Group":
     entries = answer(runs, "runs", {})
     chosen = next((entry for entry in reversed(entries) if entry["state"] == "running"), entries[-1])
     own = {"run": str(chosen["run"])}
-    parts = [_runs(entries), _curves(answer(runs, "curves", own), width), *_step(runs, own), *_health(runs, own)]
-    return Group(*parts)
+    torn = [plain(sentence) for entry in entries for sentence in entry["torn"]]
+    try:
+        step = _step(runs, own)
+    except Mistake as mistake:  # its file is torn
+        step = [plain(str(mistake))]
+    return Group(_runs(entries), *torn, _curves(answer(runs, "curves", own), width), *step, *_health(runs, own))
 
 
 def _runs(entries: Sequence[dict[str, Any]]) -> "Table":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from open_instruct.record.reader import NoRecord
 from open_instruct.report.metrics_file import to_json_value
 from open_instruct.watch import (
     views_curves,
@@ -83,7 +84,10 @@ class View:
         ]:
             raise Mistake(f"{self.name} needs {missing[0]!r}: {self.usage}")
         arguments = {name: by_name[name].read(text) for name, text in values.items() if text != ""}
-        return to_json_value(self.function(runs, **arguments))
+        try:
+            return to_json_value(self.function(runs, **arguments))
+        except NoRecord as error:  # a torn file
+            raise Mistake(str(error)) from None
 
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (

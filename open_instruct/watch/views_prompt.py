@@ -22,6 +22,7 @@ from open_instruct.watch.samples import (
     table_of_step,
     texts_of,
 )
+from open_instruct.watch.torn_files import TornFiles
 
 STEPS_BEFORE = 200
 """Steps before the last one of a prompt in which its discarded attempts are looked for."""
@@ -38,7 +39,7 @@ REASONS = {
 
 def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
     """The life of a prompt in sentences, from the record."""
-    watched = runs[run]
+    watched, torn = runs[run], TornFiles()
     entry = next(
         (
             (step, prompt)
@@ -48,7 +49,7 @@ def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
         ),
         None,
     )
-    attempts = _attempts(watched, prompt_id, None if entry is None else entry[0])
+    attempts = _attempts(watched, prompt_id, None if entry is None else entry[0], torn)
     events = watched.prompt_events().get(prompt_id, [])
     if not attempts and entry is None and not events:
         raise Mistake(_unknown(watched, prompt_id))
@@ -66,6 +67,7 @@ def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
             }
             for group in attempts
         ],
+        "torn": torn.sentences,
     }
 
 
@@ -81,16 +83,20 @@ def _row_of_entry(entry: tuple[int, dict[str, Any]] | None) -> str | None:
     return None if entry is None else entry[1].get("row")
 
 
-def _attempts(run: Run, prompt_id: str, settled_in: int | None) -> list[list[SampleRow]]:
+def _attempts(run: Run, prompt_id: str, settled_in: int | None, torn: TornFiles) -> list[list[SampleRow]]:
     """The groups of a prompt in the order of steps. Those of discarded attempts are in steps before the one that settled it; a
     first attempt has none before it."""
     steps = run.steps()
     if settled_in is not None:
-        groups = _groups_in(run, settled_in, prompt_id) if settled_in in steps else []
+        groups = torn.read(lambda: _groups_in(run, settled_in, prompt_id), []) if settled_in in steps else []
         if groups and groups[0][0]["attempt"] == 0:
             return groups
         steps = [step for step in steps if step <= settled_in]
-    return [group for step in steps[-STEPS_BEFORE:] for group in _groups_in(run, step, prompt_id)]
+    return [
+        group
+        for step in steps[-STEPS_BEFORE:]
+        for group in torn.read(lambda step=step: _groups_in(run, step, prompt_id), [])
+    ]
 
 
 def _groups_in(run: Run, step: int, prompt_id: str) -> list[list[SampleRow]]:
@@ -248,16 +254,18 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
 
     `row` is its place, such as `train.jsonl line 7`, or the end of it that fits only one row, such as `line 7` or `7`.
     """
-    watched = runs[run]
-    steps = _steps_by_row(watched)
-    evaluations = _evaluations_by_row(watched)
+    watched, torn = runs[run], TornFiles()
+    steps = _steps_by_row(watched, torn)
+    evaluations = _evaluations_by_row(watched, torn)
     place = _find(row, [*steps, *evaluations])
     groups = [
         _group_of_row(watched, rows, step=step)
         for step in steps.get(place, ())
-        for rows in _with_row(watched, step, place)
+        for rows in torn.read(lambda step=step: _with_row(watched, step, place), [])
     ]
     measured = [_measured(watched, version, name, place) for version, name in evaluations.get(place, ())]
+    if not groups and not measured:
+        raise Mistake(" ".join([f"the record has no samples of {place}.", *torn.sentences]))
     shares = [group["share"] for group in groups or measured]
     source, ground_truth = (groups or measured)[0]["source"], (groups or measured)[0]["ground_truth"]
     return {
@@ -267,6 +275,7 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
         "groups": groups,
         "evaluations": measured,
         "verdict": verdict(shares),
+        "torn": torn.sentences,
     }
 
 
@@ -284,7 +293,7 @@ def verdict(shares: Sequence[float | None]) -> str:
     return "forgotten" if max(numbers[:-1]) >= 0.5 else "mixed"
 
 
-def _steps_by_row(run: Run) -> dict[str, list[int]]:
+def _steps_by_row(run: Run, torn: TornFiles) -> dict[str, list[int]]:
     """The steps that have a row: of finished steps from `prompts.jsonl`; of open steps, and of groups that were too old, from the
     record, because their prompts are in `prompts.jsonl` later or not at all."""
     steps: dict[str, list[int]] = {}
@@ -296,7 +305,8 @@ def _steps_by_row(run: Run) -> dict[str, list[int]]:
         for place in run.table(step, ["row"])["row"].to_pylist():
             steps.setdefault(place, []).append(step)
     for step in run.record.steps() if _has_discarded(run) else ():
-        for place in run.cached(run.record.places.step(step), "too old", lambda step=step: _too_old(run, step)):
+        path = run.record.places.step(step)
+        for place in torn.read(lambda p=path, s=step: run.cached(p, "too old", lambda: _too_old(run, s)), set()):
             steps.setdefault(place, []).append(step)
     return {place: sorted({step for step in own if step in steps_with_samples}) for place, own in steps.items()}
 
@@ -313,13 +323,18 @@ def _too_old(run: Run, step: int) -> set[str]:
     return set(table.filter(pc.field("outcome") == "too_old")["row"].to_pylist())
 
 
-def _evaluations_by_row(run: Run) -> dict[str, list[tuple[int, str]]]:
+def _evaluations_by_row(run: Run, torn: TornFiles) -> dict[str, list[tuple[int, str]]]:
     """Version and set of the evaluations that have a row."""
     places: dict[str, list[tuple[int, str]]] = {}
     for file in run.record.evaluations():
-        for place in dict.fromkeys(run.evaluation_table(file.version, file.set, ["row"])["row"].to_pylist()):
+        rows = torn.read(lambda v=file.version, n=file.set: _rows_of_evaluation(run, v, n), [])
+        for place in dict.fromkeys(rows):
             places.setdefault(place, []).append((file.version, file.set))
     return places
+
+
+def _rows_of_evaluation(run: Run, version: int, set_name: str) -> list[str]:
+    return run.evaluation_table(version, set_name, ["row"])["row"].to_pylist()
 
 
 def _find(text: str, places: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import ends, rows_of, table_of_evaluation
 from open_instruct.watch.states import state_of
+from open_instruct.watch.torn_files import TornFiles
 from open_instruct.watch.views_curves import without_undone
 
 MOST_WARNINGS = 200
@@ -20,7 +21,7 @@ def runs(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _summary(run: Run, number: int) -> dict[str, Any]:
-    metrics, starts, options = run.metrics(), run.starts(), run.options()
+    metrics, starts, options, torn = run.metrics(), run.starts(), run.options(), TornFiles()
     step = metrics.steps[-1] if metrics.steps else None
     return {
         "run": number,
@@ -32,8 +33,9 @@ def _summary(run: Run, number: int) -> dict[str, Any]:
         "step": step,
         "num_steps": num_steps(run),
         "reward": None if step is None else metrics.value("all_groups/scores", step),
-        "evaluations": _evaluations(run),
+        "evaluations": _evaluations(run, torn),
         "command": options.get("command"),
+        "torn": torn.sentences,
     }
 
 
@@ -44,12 +46,15 @@ def num_steps(run: Run) -> int | None:
     return None if None in (episodes, prompts, samples) else episodes // (prompts * samples)
 
 
-def _evaluations(run: Run) -> dict[str, dict[str, Any]]:
-    """The newest evaluation of each set."""
-    if not run.has_record:
-        return {}
-    newest = {file.set: file.version for file in run.record.evaluations()}
-    return {name: {"version": version, "share": share_right(run, version, name)} for name, version in newest.items()}
+def _evaluations(run: Run, torn: TornFiles) -> dict[str, dict[str, Any]]:
+    """The newest evaluation of each set that can be read."""
+    newest: dict[str, dict[str, Any]] = {}
+    for file in reversed(run.record.evaluations() if run.has_record else []):
+        if file.set not in newest:
+            version, name = file.version, file.set
+            entry = torn.read(lambda v=version, n=name: {"version": v, "share": share_right(run, v, n)}, None)
+            newest |= {} if entry is None else {name: entry}
+    return dict(sorted(newest.items(), key=lambda pair: (pair[1]["version"], pair[0])))
 
 
 def share_right(run: Run, version: int, set_name: str) -> float | None:

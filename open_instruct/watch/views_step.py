@@ -19,6 +19,7 @@ from open_instruct.watch.samples import (
     table_of_step,
     texts_of,
 )
+from open_instruct.watch.torn_files import TornFiles
 
 NUM_BARS = 20
 TEXT_START = 300
@@ -197,18 +198,22 @@ def _token(run: Run, table: Any, offsets: np.ndarray, at: int, engine: float, le
 
 def search(runs: Runs, text: str, *, run: int = 0, limit: int = 20, steps: int = MOST_STEPS) -> dict[str, Any]:
     """Samples whose response contains a text, the newest steps first; at most `steps` steps are read."""
-    watched = runs[run]
+    watched, torn = runs[run], TornFiles()
     if not text:
         raise Mistake("search needs a text.")
     samples: list[dict[str, Any]] = []
     read: list[int] = []
     for number in reversed(watched.steps()[-steps:]):
+        rows = torn.read(lambda number=number: rows_of(table_of_step(watched, number)), None)
+        if rows is None:
+            continue
         read.append(number)
-        rows = rows_of(table_of_step(watched, number))
         samples += shown(watched, number, _with_text(watched, number, rows, text)[: limit - len(samples)])
         if len(samples) >= limit:
             break
-    return {"text": text, "samples": samples, "steps_read": read, "num_steps": len(watched.steps())}
+    return {"text": text, "samples": samples, "steps_read": read, "num_steps": len(watched.steps())} | {
+        "torn": torn.sentences
+    }
 
 
 def export_rows(

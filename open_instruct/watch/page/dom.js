@@ -120,6 +120,8 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
+// What an answer goes on without.
+export const tornNotes = (...answers) => [...new Set(answers.flatMap((answer) => answer.torn || []))].map((sentence) => h("p", { class: "notice" }, shown(sentence)));
 export const card = (title, ...children) => h("section", { class: "card" }, title && h("h2", {}, title), children);
 export const empty = (title, ...text) => h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));
 export const chip = (label, kind, title) => h("span", { class: `chip ${kind || ""}`, title }, label);

@@ -3,7 +3,7 @@
 import { change, current, go, ofRun } from "./address.js";
 import { histogram } from "./charts.js";
 import { ask, askRuns, isExported } from "./data.js";
-import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table } from "./dom.js";
+import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table, tornNotes } from "./dom.js";
 import { QUANTITIES, tokenFacts, tokenText } from "./tokens.js";
 
 const PAGE_SIZE = 50;
@@ -309,7 +309,7 @@ export async function whyPage(run, parts) {
     { title: "outcome", cell: (row) => outcomeChip(row.outcome) },
     { title: "rewards", cell: (row) => rewardRow(row.rewards) },
   ];
-  return [h("h1", {}, "Why? ", shown(answer.prompt_id)), card(null, h("div", { class: "sentences" }, answer.sentences.map((sentence) => h("p", {}, shown(sentence)))), isKnown(answer.row) && h("p", {}, link(ofRun(run, ["row", answer.row]), "The same row over time"))), answer.attempts.length > 0 && card("Attempts", table(columns, answer.attempts, { label: "attempts" }))];
+  return [h("h1", {}, "Why? ", shown(answer.prompt_id)), tornNotes(answer), card(null, h("div", { class: "sentences" }, answer.sentences.map((sentence) => h("p", {}, shown(sentence)))), isKnown(answer.row) && h("p", {}, link(ofRun(run, ["row", answer.row]), "The same row over time"))), answer.attempts.length > 0 && card("Attempts", table(columns, answer.attempts, { label: "attempts" }))];
 }
 
 function rewardRow(rewards) {
@@ -326,6 +326,7 @@ export async function rowPage(run, parts) {
   return [
     crumbs(link(ofRun(run, ["search"]), "search"), "a row over time"),
     h("div", { class: "title-row" }, h("h1", {}, shown(answer.row)), chip(answer.verdict, VERDICTS[answer.verdict])),
+    tornNotes(answer),
     facts([["ground truth", isKnown(answer.ground_truth) ? shown(answer.ground_truth) : "–"], ["source", isKnown(answer.source) ? shown(answer.source) : null], ["sampled", many(answer.groups.length, "time")], ["evaluated", evaluations.length ? many(evaluations.length, "time") : null]]),
     groups,
     evaluations.length > 0 && [h("h2", {}, "Evaluations"), evaluations],
@@ -350,7 +351,7 @@ export async function searchPage(run, _, query) {
   const answer = await ask("search", { run, text, limit: 100 });
   const samples = Array.isArray(answer) ? answer : answer.samples;
   const [low, high] = rangeOf(samples);
-  return [title, field, h("p", { class: "hint" }, `${many(samples.length, "response")} with “`, shown(text), "”, the newest steps first."), samples.length ? sampleList(run, null, samples, low, high) : empty("No response has this text.", "The search reads the newest steps.")];
+  return [title, field, tornNotes(answer), h("p", { class: "hint" }, `${many(samples.length, "response")} with “`, shown(text), "”, the newest steps first."), samples.length ? sampleList(run, null, samples, low, high) : empty("No response has this text.", "The search reads the newest steps.")];
 }
 
 // --- evaluations as samples -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import { change, ofRun } from "./address.js";
 import { COLOURS, chart, svg } from "./charts.js";
 import { ask, askRuns, isExported } from "./data.js";
-import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, number, segments, select, share, shown, table } from "./dom.js";
+import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, number, segments, select, share, shown, table, tornNotes } from "./dom.js";
 
 // --- lanes ------------------------------------------------------------------------------------------------------------
 
@@ -39,6 +39,7 @@ export async function lanesPage(run, _, query) {
   return [
     title,
     h("p", { class: "lead" }, "What engines, learners and driver did over time. Move the slider to see one moment."),
+    tornNotes(answer),
     stepWindow(answer.from_step ?? from, answer.to_step ?? to, steps[0] || 0, last),
     h("section", { class: "card" }, legend, h("div", { class: "lane-box" }, picture.element), h("div", { class: "lane-slider" }, slider), moment),
     card("Idle", table([{ title: "lane", class: "nowrap", cell: (lane) => shown(lane.name) }, { title: "idle", number: true, cell: (lane) => share(lane.idle_share) }, { title: "", class: "wide", cell: (lane) => shareBar(lane.idle_share) }], answer.lanes, { label: "idle time" })),
@@ -166,7 +167,7 @@ export async function healthPage(run) {
 export async function evaluationsPage(run, _, query) {
   const answer = await ask("evaluations", { run });
   const title = h("h1", {}, "Evaluations");
-  if (!answer.table.length) return [title, empty("Nothing is evaluated yet.", "With --local_eval_every a run measures itself as it goes.")];
+  if (!answer.table.length) return [title, tornNotes(answer), empty("Nothing is evaluated yet.", "With --local_eval_every a run measures itself as it goes.")];
   const rows = [...answer.table].sort((left, right) => left.set.localeCompare(right.set) || right.version - left.version);
   const passAtK = [...new Set(rows.flatMap((row) => Object.keys(row.pass_at_k || {})))].sort((left, right) => Number(left) - Number(right)).filter((k) => k !== "1");
   const columns = [
@@ -183,7 +184,7 @@ export async function evaluationsPage(run, _, query) {
     return { name: set, x: own.map((row) => row.version), y: own.map((row) => row.pass_at_1 ?? row.share), steps: own.map((row) => row.version), colour: COLOURS[at % COLOURS.length] };
   });
   const legend = sets.length > 1 && h("div", { class: "legend" }, lines.map((line) => h("span", { class: "entry" }, h("i", { class: "swatch", style: { background: `var(${line.colour})` } }), shown(line.name))));
-  return [title, h("section", { class: "card" }, legend, chart(lines, { title: "pass@1 by version", xName: "step", height: 220, group: "evaluations", onPick: (version) => isKnown(version) && sets.length === 1 && (location.hash = ofRun(run, ["evaluation", sets[0], version])) })), await flips(run, rows, query), card("Results", table(columns, rows, { label: "results of evaluations" }))];
+  return [title, tornNotes(answer), h("section", { class: "card" }, legend, chart(lines, { title: "pass@1 by version", xName: "step", height: 220, group: "evaluations", onPick: (version) => isKnown(version) && sets.length === 1 && (location.hash = ofRun(run, ["evaluation", sets[0], version])) })), await flips(run, rows, query), card("Results", table(columns, rows, { label: "results of evaluations" }))];
 }
 
 async function flips(run, rows, query) {
@@ -227,6 +228,7 @@ export async function costPage(run) {
   const pairs = SECONDS.map(([name, title]) => [title, isKnown(seconds[name]) ? duration(seconds[name]) : null]);
   return [
     h("h1", {}, "Cost"),
+    tornNotes(answer),
     h("div", { class: "figures" }, figure(large(tokens.sampled), "tokens sampled"), figure(share(tokens.sampled ? tokens.trained / tokens.sampled : null, 0), "of them trained on"), figure(duration(seconds.per_solved_prompt), "for a solved prompt"), figure(share(seconds.waiting_share, 0), "of the time learners wait"), figure(share(seconds.engines_busy_share, 0), "of the time engines generate"), isKnown(answer.dollars) && figure(`$${answer.dollars.toFixed(2)}`, "for judges")),
     h("div", { class: "columns" }, card("What became of the tokens", bars(rows, (name) => name, "token"), h("p", { class: "hint" }, `Evaluations sampled ${large(tokens.evaluations)} more.`)), card("What became of the groups", bars(answer.groups, (name) => (name === "consumed" ? "trained on" : REASONS[name] || name), "group"), kinds.map((line) => h("p", { class: "hint" }, line)))),
     card("Time", facts(pairs)),
