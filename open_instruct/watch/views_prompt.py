@@ -1,9 +1,11 @@
 """Views of one prompt: what became of it, and what the model answered to one row of the data over time."""
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 import pyarrow.compute as pc
@@ -26,6 +28,8 @@ from open_instruct.watch.torn_files import TornFiles
 
 STEPS_BEFORE = 200
 """Steps before the last one of a prompt in which its discarded attempts are looked for."""
+MOST_ROWS = 8
+"""Rows that a refusal names."""
 DISCARDED = "stale_results_dropped"
 REASONS = {
     "consumed": "trained on it",
@@ -252,12 +256,12 @@ def _tokens(group: Sequence[SampleRow]) -> str:
 def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
     """What the model answered to a row of the data, over time, in training and evaluations.
 
-    `row` is its place, such as `train.jsonl line 7`, or the end of it that fits only one row, such as `line 7` or `7`.
+    `row` is its place, such as `train.jsonl line 7`, or any end of it that fits only one row, such as `line 7` or `7`.
     """
     watched, torn = runs[run], TornFiles()
     steps = _steps_by_row(watched, torn)
     evaluations = _evaluations_by_row(watched, torn)
-    place = _find(row, [*steps, *evaluations])
+    place = _find(row, list(steps), list(evaluations))
     groups = [
         _group_of_row(watched, rows, step=step)
         for step in steps.get(place, ())
@@ -337,19 +341,25 @@ def _rows_of_evaluation(run: Run, version: int, set_name: str) -> list[str]:
     return run.evaluation_table(version, set_name, ["row"])["row"].to_pylist()
 
 
-def _find(text: str, places: Sequence[str]) -> str:
+def _find(text: str, trained: Sequence[str], evaluated: Sequence[str]) -> str:
     """The row that a user means. Raises `Mistake` if there is none, or several."""
-    names = [*dict.fromkeys(places)]
+    names = [*dict.fromkeys([*trained, *evaluated])]
     if text in names:
         return text
-    fitting = [name for name in names if name.endswith((f"/{text}", f" {text}"))]
+    ends_of_words = [name for name in names if name.endswith((f"/{text}", f" {text}"))]
+    fitting = ends_of_words or [name for name in names if name.endswith(text)]
     if len(fitting) == 1:
         return fitting[0]
-    some = ", ".join((fitting or names)[:8])
-    problem = "fits several rows" if fitting else "is no row that this run has used so far"
-    raise Mistake(
-        f"{text!r} {problem}. Give the place as the record names it: {some}{', …' if len(fitting or names) > 8 else ''}."
-    )
+    problem = f"fits {len(fitting):,} rows" if fitting else "is no row that this run has used so far"
+    near = fitting[:MOST_ROWS] or [*dict.fromkeys([*_like(text, trained), *_like(text, evaluated)])]
+    rest = ", …" if len(fitting) > MOST_ROWS else ""
+    raise Mistake(f"{text!r} {problem}. Give the place as the record names it: {', '.join(map(quote, near))}{rest}.")
+
+
+def _like(text: str, places: Sequence[str]) -> list[str]:
+    """The rows whose ends are most like a text."""
+    ends = {place[-len(text) - 1 :]: place for place in reversed(places)}
+    return [ends[end] for end in difflib.get_close_matches(text, ends, MOST_ROWS // 2, 0.0)]
 
 
 def _with_row(run: Run, step: int, place: str) -> list[list[SampleRow]]:

@@ -1,6 +1,7 @@
 """What became of a prompt, and of a row over time: sentences word for word, numbers from the record's table."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,18 +165,27 @@ def test_row_of_an_evaluation_shows_its_answers_by_version(runs: Runs) -> None:
     assert view["verdict"] == "solved"
 
 
-@pytest.mark.parametrize("text", ["data/train.jsonl line 7", "train.jsonl line 7", "7", "line 7"])
+@pytest.mark.parametrize("text", ["data/train.jsonl line 7", "train.jsonl line 7", "7", "line 7", "ain.jsonl line 7"])
 def test_row_is_found_by_the_end_of_its_place(runs: Runs, text: str) -> None:
     assert answer(runs, "row", {"row": text})["row"] == "data/train.jsonl line 7"
 
 
 def test_row_that_is_several_rows_or_none_is_a_mistake(runs: Runs) -> None:
     with pytest.raises(
-        Mistake, match=r"'line 1' fits several rows. Give .*: data/train.jsonl line 1, data/test.jsonl line 1"
+        Mistake, match=r"'line 1' fits 2 rows. Give .*: 'data/train.jsonl line 1', 'data/test.jsonl line 1'\."
     ):
         answer(runs, "row", {"row": "line 1"})
     with pytest.raises(Mistake, match="'77' is no row that this run has used so far"):
         answer(runs, "row", {"row": "77"})
+
+
+def test_row_that_is_not_there_is_refused_with_those_like_it(runs: Runs) -> None:
+    with pytest.raises(Mistake) as refusal:
+        answer(runs, "row", {"row": "trein.jsonl line 7"})
+    rows = re.findall(r"'(data/[^']*)'", str(refusal.value))
+    assert rows[0] == "data/train.jsonl line 7"
+    assert any(row.startswith("data/test.jsonl") for row in rows), "also of evaluations"
+    assert len(rows) == 8
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_commands_for_the_twelve_questions_are_views() -> None:
     assert len(rows) == 12
     runs = Runs([shared_record().directory])
     for commands in (re.findall(r"`([a-z]+(?: [^`]*)?)`", row) for row in rows):
-        name, values = read_words(commands[0].split())
+        name, values = read_words(shlex.split(commands[0]))
         problem = ""
         try:
             answer(runs, name, values)
