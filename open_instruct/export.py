@@ -55,21 +55,25 @@ class RecordedRows:
 def main(argv: Sequence[str] | None = None) -> int:
     """Export. Returns the exit code: 0, or 2 if there is nothing to export."""
     options = _parser().parse_args(argv)
+    directory = Path(options.to or options.directory)
     try:
+        if directory.exists() and not directory.is_dir():
+            raise NothingToExport(f"--to {directory} is a file. Give a directory.")
         record = RunRecord(options.directory)
         there = _versions(record) if options.form == COMPLETIONS else record.steps()
         steps = _chosen(record, there, options.steps)
-        args = _options_of(record, Path(options.to or options.directory))
+        args = _options_of(record, directory)
         torn = [error for step in steps for error in _export(record, step, args, options.form)]
         if len(torn) >= len(steps):
             raise torn[0]
-    except (NoRecord, NothingToExport) as error:
-        print(f"export: {error}", file=sys.stderr)
+    except (NoRecord, NothingToExport, OSError) as error:
+        problem = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"export: {problem}", file=sys.stderr)
         return 2
     for error in torn:
         print(f"export: {error}", file=sys.stderr)
     num_steps = counted(len(steps) - len(torn), "step")
-    print(f"{options.form} of {num_steps} in {Path(options.to or options.directory) / options.form}")
+    print(f"{options.form} of {num_steps} in {directory / options.form}")
     return 0
 
 

@@ -74,11 +74,15 @@ def export(runs: Runs, path: Path, *, run: int = 0, largest_bytes: int = LARGEST
 
     Raises `Mistake` if the run has nothing to show, or the file cannot be written.
     """
+    if not path.parent.is_dir():
+        raise Mistake(
+            f"cannot write {path}: there is no directory {path.parent}. Make it, or give another --export FILE."
+        )
     page = page_of(_Views(runs, run), largest_bytes=largest_bytes)
     try:
         write_atomically(path, page.encode(errors="replace"))
     except OSError as error:
-        raise Mistake(f"cannot write {path}: {error.strerror}. Give another --export FILE.") from error
+        raise Mistake(f"cannot write {path}: {error.strerror or error}. Give another --export FILE.") from error
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB. Open it in a browser; it needs no server.")
     return 0
 

@@ -164,6 +164,12 @@ class Runs:
         self._directories = [Path(directory) for directory in directories]
         self._cache = FileCache()
         self._runs: dict[Path, Run] = {}
+        for directory in self._directories:
+            if not directory.is_dir():
+                problem = "is no directory" if directory.exists() else "there is no such directory"
+                raise Mistake(
+                    f"{directory}: {problem}. Give the --output_dir of a run, or a folder that holds such directories."
+                )
         self.refresh()
 
     def refresh(self) -> list[Run]:

@@ -350,6 +350,8 @@ def uvicorn_server(app: GuardedApp) -> PageServer:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = (port,) if port else (PORT, 0)
+    if not 0 <= port <= 65535:
+        raise Mistake(f"--port {port}: a port is a number from 1 to 65535.")
     for number in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -80,7 +80,7 @@ class View:
                 f"{self.name} has no argument {unknown[0]!r}. Its arguments are: {', '.join(by_name) or 'none'}."
             )
         if missing := [
-            argument.name for argument in self.arguments if argument.is_required and argument.name not in values
+            argument.name for argument in self.arguments if argument.is_required and not values.get(argument.name)
         ]:
             raise Mistake(f"{self.name} needs {missing[0]!r}: {self.usage}")
         arguments = {name: by_name[name].read(text) for name, text in values.items() if text != ""}

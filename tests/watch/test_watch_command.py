@@ -84,6 +84,31 @@ def test_what_a_user_can_correct_is_one_sentence_and_exit_code_2(
     assert output.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["row", ""], ["why", ""], ["search", ""], ["step", "", "--worst", "3"]])
+def test_empty_argument_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main([str(shared_record().directory), "--json", *words]) == 2
+    assert re.fullmatch(rf"watch: {words[0]} needs '\w+': .*\n", capsys.readouterr().err)
+
+
+def test_option_that_cannot_be_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, absent = str(shared_record().directory), tmp_path / "absent"
+    for words, sentence in (
+        ([run, "--port", "99999"], "--port 99999: a port is a number from 1 to 65535."),
+        (
+            [run, str(absent), "--json", "runs"],
+            f"{absent}: there is no such directory. Give the --output_dir of a run,",
+        ),
+        ([run, "--export", str(absent / "x.html")], f"there is no directory {absent}. Make it, or give another"),
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert sentence in error
+        assert error.count("\n") == 1
+    assert not absent.exists()
+
+
 def test_directory_without_a_run_is_a_sentence_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
