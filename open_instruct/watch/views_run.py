@@ -102,7 +102,13 @@ def health(runs: Runs, *, run: int = 0) -> dict[str, Any]:
             if event["kind"] == "health"
         ],
         "rules": [
-            {"name": rule.name, "text": (rule.function.__doc__ or "").strip(), "cure": rule.cure} for rule in rules
+            {
+                "name": rule.name,
+                "fires_when": rule.fires_when,
+                "text": (rule.function.__doc__ or "").strip(),
+                "cure": rule.cure,
+            }
+            for rule in rules
         ],
         "warnings": [
             {"unix": event["unix"], "level": event.get("level"), "text": event.get("text")}

@@ -187,6 +187,12 @@ def test_health_has_the_newest_warnings_of_the_log(runs: Runs) -> None:
     assert len(warnings) == 2
 
 
+def test_rules_of_health_say_when_they_fire(runs: Runs) -> None:
+    rules = {rule["name"]: rule["fires_when"] for rule in answer(runs, "health", {})["rules"]}
+    assert rules["cut_off_answers"] == "all_groups/val/stop_rate is below 0.75 in each of 10 steps, and does not rise"
+    assert all(rules.values())
+
+
 def test_alarms_of_health_are_those_of_the_steps_that_count(runs: Runs) -> None:
     events = [event for event in lines("record/events.jsonl") if event["kind"] == "health"]
     assert [event["step"] for event in events] == [4, 7, 7], "step 7 was trained twice"

@@ -147,7 +147,7 @@ export async function healthPage(run) {
     h("article", { class: "card alarm" }, h("div", { class: "title-row small" }, chip(alarm.rule, "bad"), isKnown(alarm.step) && link(ofRun(run, ["step", alarm.step]), `step ${alarm.step}`)), h("p", {}, shown(alarm.text)), alarm.cure && h("p", { class: "cure" }, shown(alarm.cure)), h("p", { class: "meta" }, alarm.metric && link(ofRun(run, ["curves"], { names: alarm.metric }), shown(alarm.metric)), " ", safeLink(alarm.link))));
   const rules = [
     { title: "rule", cell: (rule) => h("code", {}, rule.name) },
-    { title: "alarm when", class: "wide", cell: (rule) => shown(rule.text) },
+    { title: "alarm when", class: "wide", cell: (rule) => shown(rule.fires_when || rule.text) },
   ];
   const warnings = [
     { title: "when", cell: (row) => h("span", { class: "nowrap" }, clock(row.unix, true)) },
