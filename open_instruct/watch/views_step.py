@@ -9,6 +9,7 @@ import numpy as np
 
 from open_instruct.watch.filters import Filters, in_order
 from open_instruct.watch.mistakes import Mistake
+from open_instruct.watch.rewards import compared, reward_of
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import (
     SampleRow,
@@ -125,25 +126,25 @@ def _group(rows: Sequence[SampleRow]) -> dict[str, Any]:
 
 
 def summary(run: Run, step: int, rows: Sequence[SampleRow]) -> dict[str, Any]:
-    """The mean reward of the step with its standard error, how many of its groups are all right or all wrong, and the rewards of
-    the steps around it. Groups that were too old are in none of them, as in `metrics.jsonl`."""
+    """The mean reward of the step with its standard error, how many of its groups are all right or all wrong, the rewards of the
+    steps around it, and the step before. Groups that were too old are in none of them, as in `metrics.jsonl`."""
     groups = [_group(group) for group in groups_of(rows).values() if group[0]["outcome"] != "too_old"]
     counts = [(group["num_right"], group["num_conversations"]) for group in groups if group["num_right"] is not None]
-    conversations = [row["reward"] for row in ends(rows) if row["outcome"] != "too_old"]
-    means = [group["reward"] for group in groups]
+    own = reward_of(rows)
     return {
-        "reward": float(np.mean(conversations)) if conversations else None,
-        "standard_error": float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None,
+        "reward": own.mean,
+        "standard_error": own.standard_error,
         "num_groups": len(groups),
         "all_right": sum(right == number for right, number in counts),
         "all_wrong": sum(right == 0 for right, _ in counts),
         "mixed": sum(0 < right < number for right, number in counts),
         "around": _around(run, step),
+        "before": compared(run, step, own),
     }
 
 
 def _around(run: Run, step: int) -> dict[str, Any] | None:
-    """The rewards of up to five steps before and after; None if there are fewer than two."""
+    """The rewards of up to five steps before and after, without the step itself; None if there are fewer than two."""
     table = run.metrics()
     if "all_groups/scores" not in table.names():
         return None

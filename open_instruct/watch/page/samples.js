@@ -99,15 +99,18 @@ function stepSummary(run, answer) {
   const summary = answer.summary;
   if (!summary || !summary.num_groups) return null;
   const around = summary.around;
-  return facts([
-    ["reward", `${number(summary.reward)}${isKnown(summary.standard_error) ? ` ± ${number(summary.standard_error, 2)}` : ""}`],
-    around && [`mean of steps ${around.steps[0]} to ${around.steps.at(-1)}`, `${number(around.mean)} ± ${number(around.standard_deviation, 2)}`],
+  const pairs = facts([
+    ["reward", number(summary.reward)],
+    isKnown(summary.standard_error) && ["its standard error", number(summary.standard_error)],
+    around && [`mean of steps ${around.steps[0]} to ${around.steps.at(-1)} without this one`, number(around.mean)],
+    around && ["their standard deviation", number(around.standard_deviation)],
     ["groups", number(summary.num_groups)],
     ["all right", number(summary.all_right)],
     ["all wrong", number(summary.all_wrong)],
     ["mixed", number(summary.mixed)],
     ["responses", number(answer.num_samples)],
   ]);
+  return [pairs, summary.before && h("p", { class: "hint" }, summary.before.text)];
 }
 
 // A tile for each group, the fuller the more of its responses are right.
