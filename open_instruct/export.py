@@ -151,14 +151,24 @@ def _chosen(record: RunRecord, there: list[int], text: str | None) -> list[int]:
     """The steps that were asked for, of those that are there; all without a text."""
     steps = there
     if text is not None:
-        first, _, last = text.partition("-")
-        if not (first.isdigit() and (last.isdigit() or not last)):
-            raise NothingToExport(f"--steps {text}: give a number, or two with a - between them, such as 10-20.")
-        steps = [step for step in steps if int(first) <= step <= int(last or first)]
+        first, last = _ends(text)
+        steps = [step for step in steps if first <= step and (last is None or step <= last)]
+        if steps and last is not None and last > there[-1] and first < last:
+            print(f"export: --steps {text}: the record ends at {there[-1]}", file=sys.stderr)
     if not steps:
         has = f"it has {there[0]} to {there[-1]}" if there else "it has none"
         raise NothingToExport(f"{record.output_dir}: the record has no such step; {has}.")
     return steps
+
+
+def _ends(text: str) -> tuple[int, int | None]:
+    """The first and the last step that a text names; None: to the end."""
+    first, hyphen, last = text.partition("-")
+    if not (first.isdigit() and (last.isdigit() or not last)):
+        raise NothingToExport(f"--steps {text}: give a number, or two with a - between them, such as 10-20, or 10-.")
+    if last and int(last) < int(first):
+        raise NothingToExport(f"--steps {text} is reversed: --steps {last}-{first}.")
+    return int(first), int(last) if last else None if hyphen else int(first)
 
 
 def _options_of(record: RunRecord, directory: Path) -> GRPOConfig:
@@ -175,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", help="the run's --output_dir")
     parser.add_argument("--form", choices=FORMS, required=True)
-    parser.add_argument("--steps", help="one step, or the first and the last: 10-20")
+    parser.add_argument("--steps", help="one step, or the first and the last: 10-20, or 10- to the end")
     parser.add_argument("--to", help="directory to write to")
     return parser
 

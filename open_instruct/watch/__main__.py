@@ -106,7 +106,10 @@ def read_words(words: Sequence[str]) -> tuple[str, dict[str, str]]:
 def _without_shortcuts(view: View, values: dict[str, str]) -> dict[str, str]:
     if all(argument.name != "sort" for argument in view.arguments):
         return values
-    for sort in [name for name in values if name in SHORTCUTS]:
+    orders = [name for name in values if name in (*SHORTCUTS, "sort")]
+    if len(orders) > 1:
+        raise Mistake(f"--{orders[0]} and --{orders[1]} are two orders. Give one of: {', '.join(SHORTCUTS)}, sort.")
+    for sort in [name for name in orders if name in SHORTCUTS]:
         values |= {"sort": sort, "limit": values.pop(sort) or "1"}
     return values
 

@@ -25,6 +25,9 @@ from open_instruct.watch import (
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 
+COUNTS = ("limit", "offset", "steps")
+"""Arguments that are no less than 0."""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -43,10 +46,13 @@ class Argument:
         if self.kind is list:
             return [part for part in text.split(",") if part]
         try:
-            return self.kind(text)
+            value = self.kind(text)
         except ValueError:
             kinds = {int: "a whole number", float: "a number"}
             raise Mistake(f"{self.name} has to be {kinds[self.kind]}, not {text!r}.") from None
+        if self.name in COUNTS and value < 0:
+            raise Mistake(f"{self.name} has to be 0 or more, not {text}.")
+        return value
 
 
 @dataclass(frozen=True)

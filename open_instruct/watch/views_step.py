@@ -60,6 +60,7 @@ def step(
     watched = runs[run]
     filters = Filters(verifier, source, outcome, finish_reason, min_reward, max_reward, min_age, min_length, max_length)
     rows = rows_of(table_of_step(watched, step))
+    filters.check(_choices(rows), f"step {step}")
     passing = _with_text(watched, step, filters.keep(rows, by_reward=False), text)
     matching = filters.keep(passing)
     chosen = in_order(matching, sort, seed)[offset : offset + limit]
@@ -239,7 +240,9 @@ def export_rows(
     watched = runs[run]
     filters = Filters(verifier, source, outcome, finish_reason, min_reward, max_reward, min_age, min_length, max_length)
     read = table_of_step(watched, step)
-    rows = in_order(_with_text(watched, step, filters.keep(rows_of(read)), text), sort, 0)[:limit]
+    samples = rows_of(read)
+    filters.check(_choices(samples), f"step {step}")
+    rows = in_order(_with_text(watched, step, filters.keep(samples), text), sort, 0)[:limit]
     positions = [row["at"] for row in rows]
     prompts, responses = texts_of(watched, read, positions, "prompt_ids"), texts_of(watched, read, positions)
     return [

@@ -41,6 +41,8 @@ def lanes(runs: Runs, from_step: int | None = None, to_step: int | None = None, 
         raise Mistake(f"{watched.directory} has not finished a step yet, so there are no lanes.")
     last = max(times) if to_step is None else to_step
     first = max(min(times), last - STEPS_SHOWN + 1) if from_step is None else from_step
+    if from_step is not None and to_step is not None and from_step > to_step:
+        raise Mistake(f"the steps {from_step} and {to_step} are reversed: lanes {to_step} {from_step}.")
     chosen = {step: span for step, span in times.items() if first <= step <= last}
     if not chosen:
         raise Mistake(f"there is no step from {first} to {last}: finished steps are {min(times)} to {max(times)}.")

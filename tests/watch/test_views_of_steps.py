@@ -160,6 +160,9 @@ FILTERS = [
 def test_filters_keep_the_samples_that_they_name(runs: Runs, filters: dict[str, str], passes: Any) -> None:
     num_kept = 0
     for step in STEPS:
+        verifiers = {verdict["name"] for row in raw(step) for verdict in row["verdicts"]}
+        if filters.get("verifier") not in (None, *verifiers):
+            continue
         view = answer(runs, "step", {"step": str(step), "limit": "1000", **filters})
         kept = {key(row) for row in raw(step) if passes(row)}
         assert {key(sample) for sample in view["samples"]} == kept

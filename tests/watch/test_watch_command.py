@@ -71,6 +71,16 @@ def test_words_become_arguments(line: str, values: dict[str, str]) -> None:
             "the record has no evaluation of plus at version 3. It has: minus at 0, plus at 0, minus at 5, plus at 5.",
         ),
         ("search", "search needs 'text'"),
+        ("step 5 --limit -1", "limit has to be 0 or more, not -1."),
+        ("step 5 --offset -2", "offset has to be 0 or more, not -2."),
+        ("step 5 --outcome lost", "step 5 has no outcome 'lost'. It has to be one of: consumed, "),
+        ("step 5 --verifier none", "step 5 has no verifier 'none'. It has to be one of: "),
+        ("export_rows 5 --source none", "step 5 has no source 'none'. It has to be one of: train."),
+        (
+            "step 5 --worst 3 --best 3",
+            "--worst and --best are two orders. Give one of: best, worst, longest, shortest,",
+        ),
+        ("lanes 5 3", "the steps 5 and 3 are reversed: lanes 3 5."),
         ("curves --run 4", "there is no run 4: 1 were found, numbered from 0."),
     ],
 )

@@ -61,6 +61,7 @@ export async function stepPage(run, parts, query) {
   try {
     answer = await ask("step", { run, step, ...filters, sort: query.sort || "issue", seed: query.seed, limit: PAGE_SIZE, offset: query.offset });
   } catch (problem) {
+    if (FILTERS.some((name) => query[name])) return [stepTitle(run, step, steps, null), empty("No response matches.", problem.message, " ", h("button", { type: "button", onclick: clearFilters }, "Clear the filters"))];
     if (steps.length || parts.length) return [stepTitle(run, step, steps, null), empty(`Step ${step} is not in the record.`, problem.message)];
     return [h("h1", {}, "Step"), empty("Nothing is sampled yet.", "The first scored group appears here as soon as a step takes it.")];
   }
