@@ -151,10 +151,16 @@ class RunRecord:
             yield line["training_step"], line["prompts"]
 
     def options(self) -> dict[str, Any]:
-        """`options.json`: the command line, and options as given, derived and in force. Empty if there is none."""
-        with suppress(OSError, ValueError):
+        """`options.json`: the command line, and options as given, derived and in force. Empty if there is none.
+
+        Raises `NoRecord` if the file is broken.
+        """
+        try:
             return json.loads((self.output_dir / "options.json").read_bytes())
-        return {}
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise NoRecord(f"{self.output_dir / 'options.json'} is broken: {error}; copy it again.") from None
 
 
 def _version_in(path: Path) -> Any:

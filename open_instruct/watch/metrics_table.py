@@ -32,6 +32,11 @@ class MetricsTable:
         self.texts: dict[int, dict[str, Any]] = {}
         """Alerts by step."""
 
+    @property
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        return self._path.exists()
+
     def refresh(self) -> "MetricsTable":
         """Read what is new in the file."""
         with self._lock:

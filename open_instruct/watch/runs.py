@@ -152,9 +152,10 @@ class Run:
 def read_options(path: Path) -> dict[str, Any]:
     """The content of an `options.json`; empty if it is not there or not whole."""
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 class Runs:

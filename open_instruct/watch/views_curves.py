@@ -61,6 +61,9 @@ def curves(runs: Runs, *, run: int = 0, names: list[str] | None = None) -> dict[
     """Metrics by step, in four groups, and marks. `names`: metrics, labels, or parts of them; by default those of the page."""
     watched = runs[run]
     table = watched.metrics()
+    problem = None if table.exists else "the run has no metrics.jsonl, which it writes with its first step."
+    if problem and names:
+        raise Mistake(problem)
     groups = {group: list(_present(entries, table)) for group, entries in GROUPS.items()}
     labels = {entry["name"]: entry["label"] for entries in groups.values() for entry in entries}
     chosen = (
@@ -78,6 +81,7 @@ def curves(runs: Runs, *, run: int = 0, names: list[str] | None = None) -> dict[
         "values": {name: list(table.column(name)) for name in chosen},
         "others": [name for name in table.names() if name not in labels],
         "marks": list(marks(watched)),
+        "problem": problem,
     }
 
 

@@ -56,7 +56,7 @@ def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
     attempts = _attempts(watched, prompt_id, None if entry is None else entry[0], torn)
     events = watched.prompt_events().get(prompt_id, [])
     if not attempts and entry is None and not events:
-        raise Mistake(_unknown(watched, prompt_id))
+        raise Mistake(_unknown(watched, prompt_id, torn))
     row = attempts[-1][0]["row"] if attempts else _row_of_entry(entry)
     return {
         "prompt_id": prompt_id,
@@ -108,10 +108,28 @@ def _groups_in(run: Run, step: int, prompt_id: str) -> list[list[SampleRow]]:
     return list(groups_of(rows_of(table_of_step(run, step), prompt_id=prompt_id)).values())
 
 
-def _unknown(run: Run, prompt_id: str) -> str:
-    names = sorted({prompt["prompt_id"] for _, prompts in run.prompts() for prompt in prompts}, key=prompt_number)
+def _unknown(run: Run, prompt_id: str, torn: TornFiles) -> str:
+    if match := re.fullmatch(r"eval-(\d+)-\d+", prompt_id):
+        for name in [file.set for file in run.record.evaluations() if file.version == int(match[1])]:
+            read = table_of_evaluation(run, int(match[1]), name)
+            for sample in torn.read(lambda read=read: rows_of(read, prompt_id=prompt_id), [])[:1]:
+                return (
+                    f"{prompt_id} is a prompt of the evaluation of {name} at version {match[1]}, which trains on nothing. Its "
+                    f"answers: evaluation_sample {match[1]} {quote(name)} {prompt_id} 0; over time: row {quote(sample['row'])}"
+                )
+    finished = {prompt["prompt_id"] for _, prompts in run.prompts() for prompt in prompts}
+    near = [name for name in {*finished, *run.prompt_events()} if name.lower() in _spellings(prompt_id)]
+    if near:
+        return f"the record has no prompt {prompt_id!r}. Did you mean {near[0]}?"
+    names = sorted(finished, key=prompt_number)
     hint = f"Prompts of finished steps are {names[0]} to {names[-1]}." if names else "No step has finished yet."
     return f"the record has nothing of the prompt {prompt_id}: it was not issued, or has no scores yet. {hint}"
+
+
+def _spellings(prompt_id: str) -> tuple[str, str]:
+    """What a user may mean by a prompt's name that is not there: `Train-3`, or `3` alone."""
+    text = prompt_id.strip().lower()
+    return text, f"train-{text.lstrip('#')}"
 
 
 def _sentences(

@@ -5,7 +5,7 @@ import importlib.util
 from typing import Any
 
 from open_instruct.watch.mistakes import Mistake
-from open_instruct.watch.runs import Run, Runs
+from open_instruct.watch.runs import OPTIONS_FILE, Run, Runs
 from open_instruct.watch.samples import ends, rows_of, table_of_evaluation
 from open_instruct.watch.states import state_of
 from open_instruct.watch.torn_files import TornFiles
@@ -81,8 +81,10 @@ def options(runs: Runs, *, run: int = 0, other: int | None = None) -> list[dict[
 
 def _options(run: Run) -> dict[str, dict[str, Any]]:
     content = run.options()
-    if not content:
-        raise Mistake(f"{run.directory} has no options.json, which a run writes at its start.")
+    if "in_force" not in content:
+        path = run.directory / OPTIONS_FILE
+        problem = "is broken: copy it again" if path.exists() else "is not there: a run writes it at its start"
+        raise Mistake(f"{path} {problem}.")
     return {
         name: {"value": value, "given": name in content.get("given", {}), "derived": name in content.get("derived", {})}
         for name, value in content["in_force"].items()

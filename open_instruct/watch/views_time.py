@@ -37,6 +37,11 @@ def lanes(runs: Runs, from_step: int | None = None, to_step: int | None = None, 
     """What engines, verifiers, learners and driver did over time, and the share of it in which each did nothing."""
     watched = runs[run]
     times = _times_of_steps(watched)
+    if not times and not watched.record.places.events.exists():
+        raise Mistake(
+            f"{watched.directory} has no record/events.jsonl, of which lanes are made: the run has not begun, or the file was "
+            "not copied."
+        )
     if not times:
         raise Mistake(f"{watched.directory} has not finished a step yet, so there are no lanes.")
     last = max(times) if to_step is None else to_step

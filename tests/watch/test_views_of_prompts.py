@@ -136,6 +136,23 @@ def test_unknown_prompt_is_a_mistake_that_names_those_there_are(runs: Runs) -> N
         answer(runs, "why", {"prompt_id": "train-999"})
 
 
+@pytest.mark.parametrize(
+    ("prompt_id", "hint"),
+    [
+        ("3", "Did you mean train-3?"),
+        ("Train-3", "Did you mean train-3?"),
+        (
+            "eval-5-1",
+            "eval-5-1 is a prompt of the evaluation of plus at version 5, .* Its answers: evaluation_sample 5 plus eval-5-1 0; "
+            "over time: row 'data/test.jsonl line 2'",
+        ),
+    ],
+)
+def test_prompt_of_another_name_is_a_mistake_with_a_hint(runs: Runs, prompt_id: str, hint: str) -> None:
+    with pytest.raises(Mistake, match=hint):
+        answer(runs, "why", {"prompt_id": prompt_id})
+
+
 @pytest.mark.parametrize("line", range(1, NUM_ROWS + 1))
 def test_row_over_time_is_every_group_of_the_row(runs: Runs, line: int) -> None:
     place = f"{TRAIN} line {line}"

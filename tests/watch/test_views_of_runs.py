@@ -12,6 +12,7 @@ import psutil
 import pytest
 from made_records import BEGAN, copy_of, make_record, shared_record
 
+from open_instruct.record.reader import NoRecord, RunRecord
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.states import state_of
@@ -168,6 +169,26 @@ def test_curves_are_found_by_name_label_or_part(runs: Runs, names: str, metrics:
 def test_unknown_curve_is_a_mistake(runs: Runs) -> None:
     with pytest.raises(Mistake, match="no metric is named 'absent'"):
         answer(runs, "curves", {"names": "absent"})
+
+
+def test_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    directory = copy_of(shared_record(), tmp_path / "run")
+    runs = Runs([directory])
+    assert answer(runs, "curves", {})["problem"] is None
+    (directory / "metrics.jsonl").unlink()
+    (directory / "record" / "events.jsonl").unlink()
+    (directory / "options.json").write_text('{"in_force": {')
+    runs = Runs([directory])
+    assert answer(runs, "curves", {})["problem"].startswith("the run has no metrics.jsonl")
+    for view, arguments, sentence in (
+        ("curves", {"names": "reward"}, "has no metrics.jsonl"),
+        ("lanes", {}, "has no record/events.jsonl, of which lanes are made"),
+        ("options", {}, "options.json is broken: copy it again"),
+    ):
+        with pytest.raises(Mistake, match=sentence):
+            answer(runs, view, arguments)
+    with pytest.raises(NoRecord, match=r"options.json is broken: .*; copy it again"):
+        RunRecord(directory).options()
 
 
 def test_marks_are_the_events_with_the_step_that_was_under_way(runs: Runs) -> None:

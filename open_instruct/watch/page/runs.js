@@ -93,7 +93,7 @@ export async function curvesPage(run, _, query) {
     ["last written", clock([...curves.unix].reverse().find(isKnown), true)],
   ]);
   const isTrained = curves.step.some((step) => step > 0);
-  if (!curves.step.length) return [title, summary, noStep(run)];
+  if (!curves.step.length) return [title, summary, curves.problem && h("p", { class: "notice" }, curves.problem), noStep(run)];
   const x = axisOf(curves, query.x);
   const marks = [...(curves.marks || []), ...(await firstAlarm(run))];
   const hidden = new Set((query.hide ?? "sync").split(",").filter((kind) => kind !== "none"));
