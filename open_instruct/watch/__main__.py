@@ -10,12 +10,12 @@ It reads the files of the run, writes none of them, and needs neither Ray nor vL
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from open_instruct.system.command_output import exit_code_of
+from open_instruct.watch.json_text import to_text
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.views import VIEWS, View, answer, view_of
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(options: argparse.Namespace, runs: Runs) -> int:
     if options.json is not None:
         name, values = read_words(options.json)
-        print(json.dumps(answer(runs, name, values), ensure_ascii=False, indent=1))
+        print(to_text(answer(runs, name, values)))
         return 0
     if options.follow:
         from open_instruct.watch.terminal import follow

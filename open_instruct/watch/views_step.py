@@ -68,13 +68,13 @@ def step(
         "step": step,
         "is_open": watched.is_open(step),
         "num_samples": len(rows),
-        "histogram": histogram([row["reward"] for row in passing]),
-        "choices": _choices(rows),
         "counts": dict(Counter(group[0]["outcome"] for group in groups_of(rows).values())),
         "summary": summary(watched, step, rows),
-        "groups": [_group(group) for group in groups_of(rows).values()],
-        "samples": shown(watched, step, chosen),
         "num_matching": len(matching),
+        "samples": shown(watched, step, chosen),
+        "groups": [_group(group) for group in groups_of(rows).values()],
+        "histogram": histogram([row["reward"] for row in passing]),
+        "choices": _choices(rows),
         "tokenizer_problem": watched.decode.problem,
     }
 

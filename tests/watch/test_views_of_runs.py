@@ -166,6 +166,36 @@ def test_curves_are_found_by_name_label_or_part(runs: Runs, names: str, metrics:
     assert list(answer(runs, "curves", {"names": names})["values"]) == metrics
 
 
+def test_curves_of_some_names_and_steps_have_nothing_else(runs: Runs) -> None:
+    whole = answer(runs, "curves", {})
+    view = answer(runs, "curves", {"names": "reward,grad_norm", "steps": "3,9-10"})
+    assert view["step"] == [3, 9, 10]
+    places = [whole["step"].index(step) for step in view["step"]]
+    assert list(view["values"]) == ["all_groups/scores", "optim/grad_norm"]
+    for name in ("unix", "tokens"):
+        assert view[name] == [whole[name][at] for at in places]
+    for name, values in view["values"].items():
+        assert values == [whole["values"][name][at] for at in places]
+    assert {group: [entry["name"] for entry in entries] for group, entries in view["groups"].items()} == {
+        "learning": ["all_groups/scores"],
+        "stability": ["optim/grad_norm"],
+    }
+    assert {mark["step"] for mark in view["marks"]} == {3, 9, 10}
+    assert view["others"] == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ("ten", "steps has to be steps, such as 10,40 or 10-40, not 'ten'"),
+        ("3,40", "the metrics have no step 40: they are 0"),
+    ],
+)
+def test_steps_without_curves_are_a_mistake(runs: Runs, steps: str, sentence: str) -> None:
+    with pytest.raises(Mistake, match=sentence):
+        answer(runs, "curves", {"steps": steps})
+
+
 def test_unknown_curve_is_a_mistake(runs: Runs) -> None:
     with pytest.raises(Mistake, match="no metric is named 'absent'"):
         answer(runs, "curves", {"names": "absent"})
