@@ -302,16 +302,16 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
 
 
 def verdict(shares: Sequence[float | None]) -> str:
-    """What the shares of right responses to a row come to, in the order of time. At least half right counts as solved."""
+    """What the shares of right responses to a row come to, in the order of time. `mostly right`: at least half."""
     if any(share is None for share in shares):
         return "not known"
     numbers = [share for share in shares if share is not None]
     if len(numbers) == 1:
         return "once"
     if not any(numbers):
-        return "never solved"
+        return "never right"
     if numbers[-1] >= 0.5:
-        return "solved"
+        return "mostly right"
     return "forgotten" if max(numbers[:-1]) >= 0.5 else "mixed"
 
 

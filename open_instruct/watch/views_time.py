@@ -225,7 +225,7 @@ def cost(runs: Runs, *, run: int = 0) -> dict[str, Any]:
             },
             "evaluations": evaluated,
         },
-        "solved_groups": total.solved,
+        "groups_with_a_right_response": total.with_right,
         "seconds": _seconds(watched, total),
         "dollars": _dollars(watched),
         "torn": torn.sentences,
@@ -246,12 +246,12 @@ class _Sums:
         """Sampled tokens by what they are used for; those of groups that no step trains on by the group's outcome."""
         self.busy: dict[int, list[Span]] = {}
         """By engine the times in which it had a group."""
-        self.solved = 0
+        self.with_right = 0
 
     def add(self, other: "_Sums") -> None:
         self.groups.update(other.groups)
         self.tokens.update(other.tokens)
-        self.solved += other.solved
+        self.with_right += other.with_right
         for engine, spans in other.busy.items():
             self.busy.setdefault(engine, []).extend(spans)
         for reason, kinds in other.left_out_groups.items():
@@ -286,7 +286,7 @@ def _add_group(sums: _Sums, group: Sequence[SampleRow]) -> None:
     outcome = "open" if is_open else group[0]["outcome"]
     rights = [row["is_right"] for row in ends(group)]
     sums.groups[outcome] += 1
-    sums.solved += any(rights) and outcome != "too_old"
+    sums.with_right += any(rights) and outcome != "too_old"
     if outcome not in ("consumed", "open"):
         sums.left_out_groups.setdefault(outcome, Counter())[_kind(rights)] += 1
     for row in group:
@@ -326,7 +326,7 @@ def _seconds(run: Run, total: _Sums) -> dict[str, Any]:
         "waiting_share": None if not whole or sums["waiting"] is None else sums["waiting"] / whole,
         "engines": sum(span["ended"] - span["began"] for spans in total.busy.values() for span in merged(spans)),
         "engines_busy_share": _mean_over_time(run, "engines/busy_share"),
-        "per_solved_prompt": None if not total.solved or whole is None else whole / total.solved,
+        "per_group_with_a_right_response": None if not total.with_right or whole is None else whole / total.with_right,
     }
 
 

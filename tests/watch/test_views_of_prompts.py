@@ -179,7 +179,7 @@ def test_row_of_an_evaluation_shows_its_answers_by_version(runs: Runs) -> None:
         ("plus", 0, 0.0),
         ("plus", 5, 0.5),
     ]
-    assert view["verdict"] == "solved"
+    assert view["verdict"] == "mostly right"
 
 
 @pytest.mark.parametrize("text", ["data/train.jsonl line 7", "train.jsonl line 7", "7", "line 7", "ain.jsonl line 7"])
@@ -209,8 +209,8 @@ def test_row_that_is_not_there_is_refused_with_those_like_it(runs: Runs) -> None
     ("shares", "words"),
     [
         ([0.5], "once"),
-        ([0.0, 0.0], "never solved"),
-        ([0.0, 0.5], "solved"),
+        ([0.0, 0.0], "never right"),
+        ([0.0, 0.5], "mostly right"),
         ([1.0, 0.0], "forgotten"),
         ([0.25, 0.0], "mixed"),
         ([0.0, None], "not known"),

@@ -177,6 +177,18 @@ def test_page_has_every_view_with_its_arguments() -> None:
     assert re.findall(r"^\| `(\w+.*?)` \|", table, flags=re.MULTILINE) == [view.usage for view in VIEWS.values()]
 
 
+def test_page_explains_every_number_of_cost_and_every_lane() -> None:
+    runs = Runs([shared_record().directory])
+    text = PAGE.read_text().partition("## Numbers of cost")[2]
+    view = answer(runs, "cost", {})
+    names = {*view, *view["tokens"], *view["seconds"]} - {"torn", "seconds", "solved"}
+    assert [name for name in names if not re.search(rf"`[^`]*\b{name}\b[^`]*`", text)] == []
+    lanes = answer(runs, "lanes", {})["lanes"]
+    assert [lane["name"] for lane in lanes if f"`{lane['name']}`" not in text] == []
+    kinds = {span["kind"] for lane in lanes for span in lane["spans"]}
+    assert [kind for kind in kinds if f"`{kind}`" not in text] == []
+
+
 def test_commands_for_the_twelve_questions_are_views() -> None:
     table = PAGE.read_text().partition("## Twelve questions")[2].partition("## The views")[0]
     rows = re.findall(r"^\| .*\? \| (.*) \|$", table, flags=re.MULTILINE)

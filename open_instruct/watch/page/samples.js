@@ -321,7 +321,7 @@ function rewardRow(rewards) {
   return h("span", { class: "rewards" }, rewards.map((reward) => rewardChip(reward, Math.min(0, low ?? 0), Math.max(0, high ?? 0))));
 }
 
-const VERDICTS = { solved: "good", forgotten: "bad", "never solved": "bad", mixed: "warn", once: "plain" };
+const VERDICTS = { "mostly right": "good", forgotten: "bad", "never right": "bad", mixed: "warn", once: "plain" };
 
 export async function rowPage(run, parts) {
   const answer = await ask("row", { run, row: parts[0] });

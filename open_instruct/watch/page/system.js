@@ -217,7 +217,7 @@ async function flips(run, rows, query) {
 // --- cost ---------------------------------------------------------------------------------------------------------------
 
 const REASONS = { zero_std: "group scored alike", masked: "group cut off", too_old: "group too old" };
-const SECONDS = [["steps", "of all steps"], ["learners", "learners"], ["waiting", "waiting for data"], ["sync", "sending weights"], ["engines", "engines generating"], ["per_solved_prompt", "per solved prompt"]];
+const SECONDS = [["steps", "of all steps"], ["learners", "learners"], ["waiting", "waiting for data"], ["sync", "sending weights"], ["engines", "engines generating"], ["per_group_with_a_right_response", "for a group with a right response"]];
 
 export async function costPage(run) {
   const [answer, runs] = [await ask("cost", { run }), await askRuns()];
@@ -229,7 +229,7 @@ export async function costPage(run) {
   return [
     h("h1", {}, "Cost"),
     tornNotes(answer),
-    h("div", { class: "figures" }, figure(large(tokens.sampled), "tokens sampled"), figure(share(tokens.sampled ? tokens.trained / tokens.sampled : null, 0), "of them trained on"), figure(duration(seconds.per_solved_prompt), "for a solved prompt"), figure(share(seconds.waiting_share, 0), "of the time learners wait"), figure(share(seconds.engines_busy_share, 0), "of the time engines generate"), isKnown(answer.dollars) && figure(`$${answer.dollars.toFixed(2)}`, "for judges")),
+    h("div", { class: "figures" }, figure(large(tokens.sampled), "tokens sampled"), figure(share(tokens.sampled ? tokens.trained / tokens.sampled : null, 0), "of them trained on"), figure(duration(seconds.per_group_with_a_right_response), "for a group with a right response"), figure(share(seconds.waiting_share, 0), "of the time learners wait"), figure(share(seconds.engines_busy_share, 0), "of the time engines generate"), isKnown(answer.dollars) && figure(`$${answer.dollars.toFixed(2)}`, "for judges")),
     h("div", { class: "columns" }, card("What became of the tokens", bars(rows, (name) => name, "token"), h("p", { class: "hint" }, `Evaluations sampled ${large(tokens.evaluations)} more.`)), card("What became of the groups", bars(answer.groups, (name) => (name === "consumed" ? "trained on" : REASONS[name] || name), "group"), kinds.map((line) => h("p", { class: "hint" }, line)))),
     card("Time", facts(pairs)),
     !isExported() && card("Talk to the model", command(`python -m open_instruct.chat ${about.directory || "DIR"}`, "The newest model")),
