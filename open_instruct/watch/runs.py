@@ -12,7 +12,7 @@ from open_instruct.record.places import RECORD
 from open_instruct.record.reader import NoRecord, RunRecord
 from open_instruct.watch.caches import FileCache
 from open_instruct.watch.decoding import Decoder
-from open_instruct.watch.metrics_table import MetricsTable
+from open_instruct.watch.metrics_table import MetricsFile, MetricsTable
 from open_instruct.watch.mistakes import Mistake
 
 LEVELS_DOWN = 3
@@ -36,7 +36,7 @@ class Run:
         """Tables, of which those are kept that were used last."""
         self._values = FileCache(MOST_VALUES)
         """Small values, of which all are kept that a run has."""
-        self._metrics = MetricsTable(directory / METRICS_FILE)
+        self._metrics = MetricsFile(directory / METRICS_FILE)
 
     @cached_property
     def record(self) -> RunRecord:
@@ -102,7 +102,7 @@ class Run:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> MetricsTable:
-        return self._metrics.refresh()
+        return self._metrics.table()
 
     def prompts(self) -> Prompts:
         """The prompts of all steps."""
