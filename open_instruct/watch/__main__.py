@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         if options.json is not None and options.json[:1] in (["help"], ["--help"], ["-h"]):
-            print(help_of_views())
+            print(help_of_views(options.json[1:]))
             return 0
         return _show(options, Runs(options.directories))
     except Mistake as mistake:
@@ -114,9 +114,10 @@ def _without_shortcuts(view: View, values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-def help_of_views() -> str:
-    """The views, each with its arguments and what it shows."""
-    return "\n\n".join(f"{view.usage}\n    {view.help}" for view in VIEWS.values())
+def help_of_views(names: Sequence[str] = ()) -> str:
+    """The views, each with its arguments and what it shows; by default all. Raises `Mistake` if there is no such view."""
+    views = [view_of(name) for name in names] or VIEWS.values()
+    return "\n\n".join(f"{view.usage}\n    {view.help}" for view in views)
 
 
 if __name__ == "__main__":

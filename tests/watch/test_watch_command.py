@@ -172,6 +172,13 @@ def test_help_names_every_view_with_what_it_shows() -> None:
         assert len(view.help) > 30
 
 
+def test_help_of_one_view_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(shared_record().directory), "--json", "help", "step"]) == 0
+    assert capsys.readouterr().out == f"{VIEWS['step'].usage}\n    {VIEWS['step'].help}\n"
+    assert main([str(shared_record().directory), "--json", "help", "stip"]) == 2
+    assert "Did you mean step?" in capsys.readouterr().err
+
+
 def test_page_has_every_view_with_its_arguments() -> None:
     table = PAGE.read_text().partition("## The views")[2].partition("## ")[0]
     assert re.findall(r"^\| `(\w+.*?)` \|", table, flags=re.MULTILINE) == [view.usage for view in VIEWS.values()]
