@@ -41,7 +41,8 @@ export class ExportedRun {
   }
 
   missing(what) {
-    return new Problem(`${what}: not in this file. ${this.about.left_out.join(" ")}`);
+    const [about] = this.views["runs?"];
+    return new Problem(`${what}: not in this file. To see it, open the run where its files are: python -m open_instruct.watch ${about.directory}. ${this.about.left_out.join(" ")}`);
   }
 
   // A block is unpacked when it is first looked at.

@@ -71,11 +71,12 @@ export async function stepPage(run, parts, query) {
     stepTitle(run, step, steps, answer),
     tokenizerProblem(answer),
     stepSummary(run, answer),
+    !answer.is_open && h("p", {}, link(ofRun(run, ["tokens", step]), "tokens on which engine and learner differ most")),
     h("div", { class: "columns" }, card("Rewards", answer.histogram.counts.length ? histogram(answer.histogram, rewardBin(query), chooseBin(answer)) : h("p", { class: "hint" }, "no responses")), card("Groups", outcomes(answer.counts), groupTiles(run, step, answer.groups))),
     filterBar(answer, query, isFiltered),
     answer.samples.length ? sampleList(run, step, answer.samples, low, high) : empty("No response matches.", isFiltered ? h("button", { type: "button", onclick: clearFilters }, "Clear the filters") : "The step has no scored group yet."),
     pager(answer, query),
-    h("div", { class: "toolbar" }, answer.samples.length > 0 && h("button", { type: "button", onclick: () => exportRows(run, step, filters) }, `Export ${many(answer.num_matching, "row")} for training`), !answer.is_open && !isExported() && link(ofRun(run, ["tokens", step]), "tokens on which engine and learner differ most"), !isExported() && command(`python -m open_instruct.watch ${about.directory || "DIR"} --json step ${step}${query.sort ? ` --sort ${query.sort}` : ""}`)),
+    h("div", { class: "toolbar" }, answer.samples.length > 0 && h("button", { type: "button", onclick: () => exportRows(run, step, filters) }, `Export ${many(answer.num_matching, "row")} for training`), !isExported() && command(`python -m open_instruct.watch ${about.directory || "DIR"} --json step ${step}${query.sort ? ` --sort ${query.sort}` : ""}`)),
   ];
 }
 

@@ -3,7 +3,7 @@
 import { change, ofRun } from "./address.js";
 import { COLOURS, chart, svg } from "./charts.js";
 import { ask, askRuns, isExported } from "./data.js";
-import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, number, segments, select, share, shown, table, tornNotes } from "./dom.js";
+import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, middle, number, segments, select, share, shown, table, tornNotes } from "./dom.js";
 
 // --- lanes ------------------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ export async function healthPage(run) {
   const warnings = [
     { title: "when", cell: (row) => h("span", { class: "nowrap" }, clock(row.unix, true)) },
     { title: "level", cell: (row) => chip(row.level || "warning", ["ERROR", "CRITICAL"].includes(row.level) ? "bad" : "warn") },
-    { title: "", class: "wide", cell: (row) => shown(row.text) },
+    { title: "", class: "wide", cell: (row) => shown(row.text, "lines") },
   ];
   return [
     h("h1", {}, "Health"),
@@ -200,7 +200,7 @@ async function flips(run, rows, query) {
   const gained = all.filter((row) => value(row.before) < value(row.after));
   const mark = (entry) => chip(typeof entry === "boolean" || entry === 0 || entry === 1 ? (entry ? "right" : "wrong") : share(entry, 0), value(entry) >= 1 ? "good" : value(entry) > 0 ? "warn" : "bad");
   const columns = [
-    { title: "row", cell: (row) => h("span", { class: "nowrap" }, shown(row.row)) },
+    { title: "row", cell: (row) => h("span", { class: "nowrap" }, link(ofRun(run, ["row", row.row]), middle(row.row))) },
     { title: `version ${before}`, class: "wide", cell: (row) => h("div", {}, mark(row.before), " ", excerpt(row.text_before)) },
     { title: `version ${after}`, class: "wide", cell: (row) => h("div", {}, mark(row.after), " ", excerpt(row.text_after)) },
   ];
