@@ -23,12 +23,13 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptRow
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.record.groups import ReadGroup, groups_of
-from open_instruct.record.reader import NoRecord, RunRecord
+from open_instruct.record.reader import NoRecord, RunRecord, TornFile
 from open_instruct.report.metrics_file import write_lines
 from open_instruct.rollouts.rollout_record import TOO_OLD
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
 from open_instruct.scored_groups import said_by_functions
 from open_instruct.system.command_output import exit_code_of
+from open_instruct.system.counted import counted
 from open_instruct.verifiers.registry import import_verifiers, right_answers
 
 FORMS = "transcripts", "rollouts", "samples", "completions"
@@ -55,19 +56,35 @@ class RecordedRows:
 def main(argv: Sequence[str] | None = None) -> int:
     """Export. Returns the exit code: 0, or 2 if there is nothing to export."""
     options = _parser().parse_args(argv)
+    directory = Path(options.to or options.directory)
     try:
+        if directory.exists() and not directory.is_dir():
+            raise NothingToExport(f"--to {directory} is a file. Give a directory.")
         record = RunRecord(options.directory)
         there = _versions(record) if options.form == COMPLETIONS else record.steps()
         steps = _chosen(record, there, options.steps)
-        args = _options_of(record, Path(options.to or options.directory))
-        for step in steps:
-            export = _export_evaluation if options.form == COMPLETIONS else _export_step
-            export(record, step, args, options.form)
-    except (NoRecord, NothingToExport) as error:
-        print(f"export: {error}", file=sys.stderr)
+        args = _options_of(record, directory)
+        torn = [error for step in steps for error in _export(record, step, args, options.form)]
+        if len(torn) >= len(steps):
+            raise torn[0]
+    except (NoRecord, NothingToExport, OSError) as error:
+        problem = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"export: {problem}", file=sys.stderr)
         return 2
-    print(f"{options.form} of {len(steps)} steps in {Path(options.to or options.directory) / options.form}")
+    for error in torn:
+        print(f"export: {error}", file=sys.stderr)
+    num_steps = counted(len(steps) - len(torn), "step")
+    print(f"{options.form} of {num_steps} in {directory / options.form}")
     return 0
+
+
+def _export(record: RunRecord, step: int, args: GRPOConfig, form: str) -> list[TornFile]:
+    """Export a step, or the evaluations of a version. Returns why it could not, if its file is torn."""
+    try:
+        (_export_evaluation if form == COMPLETIONS else _export_step)(record, step, args, form)
+    except TornFile as error:
+        return [error]
+    return []
 
 
 def _export_step(record: RunRecord, step: int, args: GRPOConfig, form: str) -> None:
@@ -135,14 +152,24 @@ def _chosen(record: RunRecord, there: list[int], text: str | None) -> list[int]:
     """The steps that were asked for, of those that are there; all without a text."""
     steps = there
     if text is not None:
-        first, _, last = text.partition("-")
-        if not (first.isdigit() and (last.isdigit() or not last)):
-            raise NothingToExport(f"--steps {text}: give a number, or two with a - between them, such as 10-20.")
-        steps = [step for step in steps if int(first) <= step <= int(last or first)]
+        first, last = _ends(text)
+        steps = [step for step in steps if first <= step and (last is None or step <= last)]
+        if steps and last is not None and last > there[-1] and first < last:
+            print(f"export: --steps {text}: the record ends at {there[-1]}", file=sys.stderr)
     if not steps:
         has = f"it has {there[0]} to {there[-1]}" if there else "it has none"
         raise NothingToExport(f"{record.output_dir}: the record has no such step; {has}.")
     return steps
+
+
+def _ends(text: str) -> tuple[int, int | None]:
+    """The first and the last step that a text names; None: to the end."""
+    first, hyphen, last = text.partition("-")
+    if not (first.isdigit() and (last.isdigit() or not last)):
+        raise NothingToExport(f"--steps {text}: give a number, or two with a - between them, such as 10-20, or 10-.")
+    if last and int(last) < int(first):
+        raise NothingToExport(f"--steps {text} is reversed: --steps {last}-{first}.")
+    return int(first), int(last) if last else None if hyphen else int(first)
 
 
 def _options_of(record: RunRecord, directory: Path) -> GRPOConfig:
@@ -159,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", help="the run's --output_dir")
     parser.add_argument("--form", choices=FORMS, required=True)
-    parser.add_argument("--steps", help="one step, or the first and the last: 10-20")
+    parser.add_argument("--steps", help="one step, or the first and the last: 10-20, or 10- to the end")
     parser.add_argument("--to", help="directory to write to")
     return parser
 

@@ -9,6 +9,8 @@ To add one, write a file like this and name it with `--health_modules my_rules.p
         mean = rows[-1]["batch/prompt_lengths_mean"]
         return f"prompts have {mean:.0f} tokens on average" if mean > 1000 else None
 
+A registration may also give `fires_when`, the condition with its limit, which the page of a run shows beside the rule.
+
 The function gets the newest rows that have all of the rule's metrics as numbers, oldest first and never none, and only if the row
 that has just been written or added to is the last of them. It returns a sentence, or None if nothing is wrong.
 """
@@ -30,7 +32,8 @@ Row = Mapping[str, Any]
 Check = Callable[[Sequence[Row]], str | None]
 
 RULES: Registry[Check] = Registry("rule of health", flag="health_modules")
-"""Every rule, by name. A registration gives as facts `metrics` (names of a row), `cure` (a sentence) and `link`."""
+"""Every rule, by name. A registration gives as facts `metrics` (names of a row), `cure` (a sentence), `fires_when` (the
+condition with its limit) and `link`."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Rule:
     """Metrics that a row must have for the rule to look at it."""
     cure: str = ""
     link: str = ""
+    fires_when: str = ""
+    """The condition with its limit, without a full stop; "" if the rule names none."""
 
     def check(self, rows: Sequence[Row]) -> Alarm | None:
         """The alarm that the last of these rows raises; None if nothing is wrong or nothing is known.
@@ -103,6 +108,7 @@ def all_rules() -> list[Rule]:
             tuple(entry.facts.get("metrics", ())),
             entry.facts.get("cure", ""),
             entry.facts.get("link", ""),
+            entry.facts.get("fires_when", ""),
         )
         for entry in RULES
     ]

@@ -21,6 +21,15 @@ class NoRecord(ValueError):
     """The directory holds no record that this program reads; the text says why and what to do."""
 
 
+class TornFile(NoRecord):
+    """A file of the record is not whole, as a disk that was full or a copy that was cut off leave it. The text names it."""
+
+    def __init__(self, path: Path, output_dir: Path, cause: object) -> None:
+        self.path = path
+        cause = " ".join(str(cause).split()).rstrip(".")
+        super().__init__(f"{path.relative_to(output_dir)} is torn: {cause}; copy it again, or look at another step.")
+
+
 @dataclass(frozen=True)
 class EvaluationFile:
     """One measured evaluation set."""
@@ -43,11 +52,11 @@ class RunRecord:
             raise NoRecord(
                 f"{output_dir} holds no record. Give the --output_dir of a run that was not started with --record False."
             )
-        with suppress(OSError):  # not written yet
-            about = json.loads(self.places.about.read_bytes())
-            if about["version"] != RECORD_VERSION:
+        with suppress(FileNotFoundError):  # not written yet
+            version = _version_in(self.places.about)
+            if version != RECORD_VERSION:
                 raise NoRecord(
-                    f"{output_dir} has a record of version {about['version']}, this program reads {RECORD_VERSION}. "
+                    f"{output_dir} has a record of version {version}, this program reads {RECORD_VERSION}. "
                     "Use the version of the project that wrote it."
                 )
 
@@ -65,10 +74,10 @@ class RunRecord:
     def samples(self, step: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The samples of a step, trained or open; of an open step those that are there. Columns: `schema.SAMPLES`.
 
-        Raises `KeyError` if the record has no such step.
+        Raises `KeyError` if the record has no such step, and `TornFile` if its file is not whole.
         """
         if (path := self.places.step(step)).exists():
-            return _read_table(path, columns)
+            return self._read_table(path, columns)
         if (path := self.places.open_log(step)).exists():
             table = pa.Table.from_batches(open_log.read(path), SAMPLES)
             return table if columns is None else table.select(list(columns))
@@ -84,11 +93,12 @@ class RunRecord:
         ]
 
     def evaluation(self, version: int, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The samples of an evaluation set at a version. Raises `KeyError` if it was not measured."""
+        """The samples of an evaluation set at a version. Raises `KeyError` if it was not measured, and `TornFile` if its file is
+        not whole."""
         path = self.places.evaluation(version, name)
         if not path.exists():
             raise KeyError(f"the record has no evaluation of {name} at version {version}")
-        return _read_table(path, columns)
+        return self._read_table(path, columns)
 
     def of_prompt(self, prompt_id: str) -> pa.Table:
         """All samples of a training prompt, also those of attempts that were discarded. Reads a column of every step, because
@@ -100,6 +110,19 @@ class RunRecord:
 
     def _prompt_ids(self, step: int) -> set[str]:
         return set(self.samples(step, ["prompt_id"])["prompt_id"].to_pylist())
+
+    def _read_table(self, path: Path, columns: Sequence[str] | None) -> pa.Table:
+        try:
+            version = version_of(pq.read_schema(path))
+            if version == RECORD_VERSION:
+                return pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
+            if getattr(error, "errno", None) is not None:  # the disk, not the file
+                raise
+            raise TornFile(path, self.output_dir, error) from None
+        raise NoRecord(f"{path} is of version {version} of the record, this program reads {RECORD_VERSION}.")
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -128,17 +151,24 @@ class RunRecord:
             yield line["training_step"], line["prompts"]
 
     def options(self) -> dict[str, Any]:
-        """`options.json`: the command line, and options as given, derived and in force. Empty if there is none."""
-        with suppress(OSError, ValueError):
+        """`options.json`: the command line, and options as given, derived and in force. Empty if there is none.
+
+        Raises `NoRecord` if the file is broken.
+        """
+        try:
             return json.loads((self.output_dir / "options.json").read_bytes())
-        return {}
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise NoRecord(f"{self.output_dir / 'options.json'} is broken: {error}; copy it again.") from None
 
 
-def _read_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
-    schema = pq.read_schema(path)
-    if (version := version_of(schema)) != RECORD_VERSION:
-        raise NoRecord(f"{path} is of version {version} of the record, this program reads {RECORD_VERSION}.")
-    return pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False)
+def _version_in(path: Path) -> Any:
+    """The version that a `record.json` names."""
+    try:
+        return json.loads(path.read_bytes())["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise NoRecord(f"{path} is torn: {error!r}; copy it again.") from None
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

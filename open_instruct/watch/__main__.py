@@ -10,12 +10,12 @@ It reads the files of the run, writes none of them, and needs neither Ray nor vL
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from open_instruct.system.command_output import exit_code_of
+from open_instruct.watch.json_text import to_text
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.views import VIEWS, View, answer, view_of
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         if options.json is not None and options.json[:1] in (["help"], ["--help"], ["-h"]):
-            print(help_of_views())
+            print(help_of_views(options.json[1:]))
             return 0
         return _show(options, Runs(options.directories))
     except Mistake as mistake:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show(options: argparse.Namespace, runs: Runs) -> int:
     if options.json is not None:
         name, values = read_words(options.json)
-        print(json.dumps(answer(runs, name, values), ensure_ascii=False, indent=1))
+        print(to_text(answer(runs, name, values)))
         return 0
     if options.follow:
         from open_instruct.watch.terminal import follow
@@ -106,14 +106,18 @@ def read_words(words: Sequence[str]) -> tuple[str, dict[str, str]]:
 def _without_shortcuts(view: View, values: dict[str, str]) -> dict[str, str]:
     if all(argument.name != "sort" for argument in view.arguments):
         return values
-    for sort in [name for name in values if name in SHORTCUTS]:
+    orders = [name for name in values if name in (*SHORTCUTS, "sort")]
+    if len(orders) > 1:
+        raise Mistake(f"--{orders[0]} and --{orders[1]} are two orders. Give one of: {', '.join(SHORTCUTS)}, sort.")
+    for sort in [name for name in orders if name in SHORTCUTS]:
         values |= {"sort": sort, "limit": values.pop(sort) or "1"}
     return values
 
 
-def help_of_views() -> str:
-    """The views, each with its arguments and what it shows."""
-    return "\n\n".join(f"{view.usage}\n    {view.help}" for view in VIEWS.values())
+def help_of_views(names: Sequence[str] = ()) -> str:
+    """The views, each with its arguments and what it shows; by default all. Raises `Mistake` if there is no such view."""
+    views = [view_of(name) for name in names] or VIEWS.values()
+    return "\n\n".join(f"{view.usage}\n    {view.help}" for view in views)
 
 
 if __name__ == "__main__":

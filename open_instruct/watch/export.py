@@ -29,6 +29,7 @@ from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.samples import rows_of, table_of_step
 from open_instruct.watch.server import PAGE
+from open_instruct.watch.torn_files import TornFiles
 from open_instruct.watch.views_group import parting
 from open_instruct.watch.views_prompt import lives_of_step
 
@@ -73,11 +74,15 @@ def export(runs: Runs, path: Path, *, run: int = 0, largest_bytes: int = LARGEST
 
     Raises `Mistake` if the run has nothing to show, or the file cannot be written.
     """
+    if not path.parent.is_dir():
+        raise Mistake(
+            f"cannot write {path}: there is no directory {path.parent}. Make it, or give another --export FILE."
+        )
     page = page_of(_Views(runs, run), largest_bytes=largest_bytes)
     try:
         write_atomically(path, page.encode(errors="replace"))
     except OSError as error:
-        raise Mistake(f"cannot write {path}: {error.strerror}. Give another --export FILE.") from error
+        raise Mistake(f"cannot write {path}: {error.strerror or error}. Give another --export FILE.") from error
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB. Open it in a browser; it needs no server.")
     return 0
 
@@ -110,8 +115,8 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
     file = PackedFile(largest_bytes - len(frame.encode()))
     whole = whole_run(view, about)
     file.num_bytes = len(packed(whole)) + 4000  # and the sentences that are added to it
-    ordered = spread(steps)
-    with_samples = [step for step in ordered if file.add(f"step-{step}", step_block(view, step), limit=SHARE_OF_STEPS)]
+    torn = TornFiles()
+    with_samples = [step for step in spread(steps) if torn.read(lambda step=step: _add_step(view, file, step), False)]
     with_tokens = [
         step
         for number, step in enumerate(with_samples)
@@ -122,9 +127,17 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
         "title": f"{about['name']}: a file without a server. What is in it",
         "steps": sorted(with_samples),
         "whole_steps": sorted(whole_steps),
-        "left_out": [*left_out(steps, with_samples, with_tokens, whole_steps)],
+        "left_out": [
+            *left_out(steps, with_samples, with_tokens, whole_steps),
+            *torn.sentences,
+            *whole["views"].get("evaluations?run=0", {}).get("torn", []),
+        ],
     }
     return document(about["name"], {"run-data": packed(whole), **file.blocks})
+
+
+def _add_step(view: _Views, file: PackedFile, step: int) -> bool:
+    return file.add(f"step-{step}", step_block(view, step), limit=SHARE_OF_STEPS)
 
 
 # --- what is in the file ----------------------------------------------------------------------------------------------
@@ -158,9 +171,9 @@ def _if_any(view: _Views, name: str, **arguments: Any) -> Any:
 
 def step_block(view: _Views, step: int) -> dict[str, Any]:
     """A step with all its responses."""
+    samples = to_json_value(rows_of(table_of_step(view.runs[view.run], step)))
     answer = view("step", step=step, limit=1)
     answer.pop("samples")  # their texts are cut
-    samples = to_json_value(rows_of(table_of_step(view.runs[view.run], step)))
     rows = view("export_rows", step=step, limit=ALL)
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for sample, row in zip(samples, rows, strict=True):

@@ -1,13 +1,19 @@
 """Which samples of a step a view shows, and in which order."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.samples import SampleRow
 
 SORTS = ("issue", "best", "worst", "longest", "shortest", "random")
+
+KNOWN = {
+    "outcome": ("consumed", "zero_std", "masked", "too_old"),
+    "finish_reason": ("stop", "length", "abort"),
+}
+"""Values that a filter may have although no sample of the step has them."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,18 @@ class Filters:
     min_age: int | None = None
     min_length: int | None = None
     max_length: int | None = None
+
+    def check(self, choices: Mapping[str, Sequence[str]], place: str) -> None:
+        """Raises `Mistake` for a value that no sample of the place can have.
+
+        Args:
+            choices: the values that its samples have, by filter.
+        """
+        for name, values in choices.items():
+            value = getattr(self, name)
+            if value is not None and value not in (*values, *KNOWN.get(name, ())):
+                some = dict.fromkeys([*values, *KNOWN.get(name, ())])
+                raise Mistake(f"{place} has no {name} {value!r}. It has to be one of: {', '.join(some) or 'none'}.")
 
     def keep(self, rows: Iterable[SampleRow], *, by_reward: bool = True) -> list[SampleRow]:
         """The samples that pass; without `by_reward` of any reward."""

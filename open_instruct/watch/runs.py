@@ -12,7 +12,7 @@ from open_instruct.record.places import RECORD
 from open_instruct.record.reader import NoRecord, RunRecord
 from open_instruct.watch.caches import FileCache
 from open_instruct.watch.decoding import Decoder
-from open_instruct.watch.metrics_table import MetricsTable
+from open_instruct.watch.metrics_table import MetricsFile, MetricsTable
 from open_instruct.watch.mistakes import Mistake
 
 LEVELS_DOWN = 3
@@ -36,7 +36,7 @@ class Run:
         """Tables, of which those are kept that were used last."""
         self._values = FileCache(MOST_VALUES)
         """Small values, of which all are kept that a run has."""
-        self._metrics = MetricsTable(directory / METRICS_FILE)
+        self._metrics = MetricsFile(directory / METRICS_FILE)
 
     @cached_property
     def record(self) -> RunRecord:
@@ -102,7 +102,7 @@ class Run:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> MetricsTable:
-        return self._metrics.refresh()
+        return self._metrics.table()
 
     def prompts(self) -> Prompts:
         """The prompts of all steps."""
@@ -152,9 +152,10 @@ class Run:
 def read_options(path: Path) -> dict[str, Any]:
     """The content of an `options.json`; empty if it is not there or not whole."""
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 class Runs:
@@ -164,6 +165,12 @@ class Runs:
         self._directories = [Path(directory) for directory in directories]
         self._cache = FileCache()
         self._runs: dict[Path, Run] = {}
+        for directory in self._directories:
+            if not directory.is_dir():
+                problem = "is no directory" if directory.exists() else "there is no such directory"
+                raise Mistake(
+                    f"{directory}: {problem}. Give the --output_dir of a run, or a folder that holds such directories."
+                )
         self.refresh()
 
     def refresh(self) -> list[Run]:

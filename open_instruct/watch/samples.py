@@ -17,7 +17,7 @@ from open_instruct.watch.runs import Run
 LISTS = ("prompt_ids", "response_ids", *schema.TOKEN_COLUMNS)
 LIGHT = [field.name for field in SAMPLES if field.name not in LISTS]
 """Columns without tokens."""
-SOLVED = 1.0 - 1e-6
+RIGHT = 1.0 - 1e-6
 """A score, or an environment's reward, of at least this is a right response."""
 SampleRow = dict[str, Any]
 """The columns of `LIGHT`, with `num_tokens`, `num_sampled`, `uses` (code: number of tokens), `oldest_version`, `newest_version`,
@@ -125,7 +125,7 @@ def is_right(row: Mapping[str, Any]) -> bool | None:
     not say what is right."""
     if row["verdicts"] and all(verdict["kind"] == "function" for verdict in row["verdicts"]):
         return None
-    return row["score"] >= SOLVED or (row["environment_reward"] or 0.0) >= SOLVED
+    return row["score"] >= RIGHT or (row["environment_reward"] or 0.0) >= RIGHT
 
 
 def prompt_number(prompt_id: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The server of the page: answers GET alone, and only who knows the token of its URL.
+"""The server of the page: answers GET and HEAD alone, and only who knows the token of its URL.
 
     GET /                    the page; with ?token=… it sets a cookie and sends the browser on, so that no history holds the token
     GET /page/<file>         its scripts, styles and nothing else
@@ -53,6 +53,7 @@ CHANGES_S = 1.0
 WORKERS = 2
 MOST_WAITING = 16
 """Views that wait for a worker. More answer 503 at once."""
+FORBIDDEN = "Forbidden: use the address that the program printed.\n"
 PAGE = Path(__file__).parent / "page"
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -134,19 +135,35 @@ class GuardedApp:
         query = scope["query_string"].decode("latin-1")
         is_known = self._guard.has_token(headers.get("cookie", ""), query)
         if not (self._guard.names_this_machine(headers.get("host", "")) and is_known):
-            response: ASGIApp = PlainTextResponse("Forbidden\n", 403)
-        elif scope["method"] != "GET":
-            response = PlainTextResponse("This page only reads: GET\n", 405, {"Allow": "GET"})
+            response: ASGIApp = PlainTextResponse(FORBIDDEN, 403)
+        elif scope["method"] not in ("GET", "HEAD"):
+            response = PlainTextResponse("This page only reads: GET\n", 405, {"Allow": "GET, HEAD"})
+        elif scope["method"] == "HEAD" and scope["path"] == "/events":
+            response = PlainTextResponse("", media_type="text/event-stream")  # the stream itself has no end
         elif _token_of(query) and scope["path"] == "/":
             response = self._with_cookie()
         else:
             response = self._app
-        await response(scope, receive, send_with_headers)
+        is_head = scope["method"] == "HEAD"
+        await response(
+            {**scope, "method": "GET"} if is_head else scope,
+            receive,
+            _without_body(send_with_headers) if is_head else send_with_headers,
+        )
 
     def _with_cookie(self) -> Response:
         response = RedirectResponse("/", 303)
         response.set_cookie(self._guard.cookie, self._guard.token, httponly=True, samesite="strict")
         return response
+
+
+def _without_body(send: Send) -> Send:
+    """Sends what an answer says of itself, and not the answer."""
+
+    async def send_head(message: Any) -> None:
+        await send(message | {"body": b""} if message["type"] == "http.response.body" else message)
+
+    return send_head
 
 
 def create_app(
@@ -310,7 +327,7 @@ def serve(runs: Runs, *, host: str = LOOPBACK, port: int = 0, token: str | None 
     port = listener.getsockname()[1]
     guard = Guard(token or secrets.token_urlsafe(24), f"watch_{port}", _names_of(host))
     shown_host = f"[{host}]" if ":" in host else host
-    print(f"http://{shown_host}:{port}/?token={guard.token}", flush=True)
+    print(f"http://{shown_host}:{port}/?token={guard.token}\nCtrl-C ends it.", flush=True)
     app = create_app(partial(views.answer, runs), partial(signature_of, runs), guard)
     try:
         uvicorn_server(app).run(sockets=[listener])
@@ -350,6 +367,8 @@ def uvicorn_server(app: GuardedApp) -> PageServer:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = (port,) if port else (PORT, 0)
+    if not 0 <= port <= 65535:
+        raise Mistake(f"--port {port}: a port is a number from 1 to 65535.")
     for number in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from open_instruct.record.reader import NoRecord
 from open_instruct.report.metrics_file import to_json_value
 from open_instruct.watch import (
     views_curves,
@@ -23,6 +24,9 @@ from open_instruct.watch import (
 )
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
+
+COUNTS = ("limit", "offset", "steps")
+"""Arguments that are no less than 0."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,13 @@ class Argument:
         if self.kind is list:
             return [part for part in text.split(",") if part]
         try:
-            return self.kind(text)
+            value = self.kind(text)
         except ValueError:
             kinds = {int: "a whole number", float: "a number"}
             raise Mistake(f"{self.name} has to be {kinds[self.kind]}, not {text!r}.") from None
+        if self.name in COUNTS and value < 0:
+            raise Mistake(f"{self.name} has to be 0 or more, not {text}.")
+        return value
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,14 @@ class View:
                 f"{self.name} has no argument {unknown[0]!r}. Its arguments are: {', '.join(by_name) or 'none'}."
             )
         if missing := [
-            argument.name for argument in self.arguments if argument.is_required and argument.name not in values
+            argument.name for argument in self.arguments if argument.is_required and not values.get(argument.name)
         ]:
             raise Mistake(f"{self.name} needs {missing[0]!r}: {self.usage}")
         arguments = {name: by_name[name].read(text) for name, text in values.items() if text != ""}
-        return to_json_value(self.function(runs, **arguments))
+        try:
+            return to_json_value(self.function(runs, **arguments))
+        except NoRecord as error:  # a torn file
+            raise Mistake(str(error)) from None
 
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (

@@ -57,10 +57,16 @@ LONGEST_TEXT = 300
 """Characters of a mark."""
 
 
-def curves(runs: Runs, *, run: int = 0, names: list[str] | None = None) -> dict[str, Any]:
-    """Metrics by step, in four groups, and marks. `names`: metrics, labels, or parts of them; by default those of the page."""
+def curves(
+    runs: Runs, *, run: int = 0, names: list[str] | None = None, steps: list[str] | None = None
+) -> dict[str, Any]:
+    """Metrics by step, in four groups, and marks. `names`: metrics, labels, or parts of them; by default those of the page.
+    `steps`: steps, or ranges such as 10-40; by default all."""
     watched = runs[run]
     table = watched.metrics()
+    problem = None if table.exists else "the run has no metrics.jsonl, which it writes with its first step."
+    if problem and names:
+        raise Mistake(problem)
     groups = {group: list(_present(entries, table)) for group, entries in GROUPS.items()}
     labels = {entry["name"]: entry["label"] for entries in groups.values() for entry in entries}
     chosen = (
@@ -68,17 +74,42 @@ def curves(runs: Runs, *, run: int = 0, names: list[str] | None = None) -> dict[
         if not names
         else [*dict.fromkeys(name for part in names for name in matching(part, labels, table))]
     )
+    places = places_of(steps, table.steps)
+    own = {table.steps[at] for at in places}
     ends = {event["step"]: event["unix"] for event in watched.events() if event["kind"] == "step"}
     tokens = table.column(TOKENS) if TOKENS in table.names() else [None] * len(table.steps)
     return {
-        "step": table.steps,
-        "unix": [ends.get(step) for step in table.steps],
-        "tokens": list(tokens),
-        "groups": groups,
-        "values": {name: list(table.column(name)) for name in chosen},
-        "others": [name for name in table.names() if name not in labels],
-        "marks": list(marks(watched)),
+        "step": [table.steps[at] for at in places],
+        "unix": [ends.get(table.steps[at]) for at in places],
+        "tokens": [tokens[at] for at in places],
+        "groups": {
+            group: own_entries
+            for group, entries in groups.items()
+            if (own_entries := [entry for entry in entries if entry["name"] in chosen]) or not names
+        },
+        "values": {name: [table.column(name)[at] for at in places] for name in chosen},
+        "others": [] if names else [name for name in table.names() if name not in labels],
+        "marks": [mark for mark in marks(watched) if not steps or mark["step"] in own],
+        "problem": problem,
     }
+
+
+def places_of(texts: list[str] | None, steps: Sequence[int]) -> list[int]:
+    """The positions of the steps that are named, such as `10` or `10-40`; of all without a text. Raises `Mistake`."""
+    if not texts:
+        return list(range(len(steps)))
+    places: set[int] = set()
+    for text in texts:
+        match = re.fullmatch(r"(\d+)(-?)(\d*)", text)
+        if match is None or (match[3] and not match[2]):
+            raise Mistake(f"steps has to be steps, such as 10,40 or 10-40, not {text!r}.")
+        first, last = int(match[1]), float(match[3] or ("inf" if match[2] else match[1]))
+        fitting = {at for at, step in enumerate(steps) if first <= step <= last}
+        if not fitting:
+            there = f"they are {min(steps)} to {max(steps)}" if steps else "there are none yet"
+            raise Mistake(f"the metrics have no step {text}: {there}.")
+        places |= fitting
+    return sorted(places)
 
 
 def matching(text: str, labels: dict[str, str], table: MetricsTable) -> list[str]:

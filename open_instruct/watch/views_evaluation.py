@@ -6,24 +6,26 @@ from typing import Any
 
 import numpy as np
 
+from open_instruct.record.reader import EvaluationFile
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import SampleRow, ends, rows_of, table_of_evaluation, texts_of
+from open_instruct.watch.torn_files import TornFiles
 
 
 def evaluations(runs: Runs, *, run: int = 0) -> dict[str, Any]:
     """The share of right answers of each set at each version, with its standard error and pass@k."""
-    watched = runs[run]
-    files = watched.record.evaluations()
+    watched, torn = runs[run], TornFiles()
+
+    def entry(file: EvaluationFile) -> Any:
+        return watched.cached(file.path, "evaluation", lambda: _entry(watched, file.version, file.set))
+
+    files = torn.whole(watched.record.evaluations(), entry)
     return {
         "sets": [*dict.fromkeys(file.set for file in files)],
         "versions": sorted({file.version for file in files}),
-        "table": [
-            watched.cached(
-                file.path, "evaluation", lambda version=file.version, name=file.set: _entry(watched, version, name)
-            )
-            for file in files
-        ],
+        "table": [entry(file) for file in files],
+        "torn": torn.sentences,
     }
 
 

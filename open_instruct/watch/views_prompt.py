@@ -1,9 +1,11 @@
 """Views of one prompt: what became of it, and what the model answered to one row of the data over time."""
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 import pyarrow.compute as pc
@@ -22,9 +24,12 @@ from open_instruct.watch.samples import (
     table_of_step,
     texts_of,
 )
+from open_instruct.watch.torn_files import TornFiles
 
 STEPS_BEFORE = 200
 """Steps before the last one of a prompt in which its discarded attempts are looked for."""
+MOST_ROWS = 8
+"""Rows that a refusal names."""
 DISCARDED = "stale_results_dropped"
 REASONS = {
     "consumed": "trained on it",
@@ -38,7 +43,7 @@ REASONS = {
 
 def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
     """The life of a prompt in sentences, from the record."""
-    watched = runs[run]
+    watched, torn = runs[run], TornFiles()
     entry = next(
         (
             (step, prompt)
@@ -48,10 +53,10 @@ def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
         ),
         None,
     )
-    attempts = _attempts(watched, prompt_id, None if entry is None else entry[0])
+    attempts = _attempts(watched, prompt_id, None if entry is None else entry[0], torn)
     events = watched.prompt_events().get(prompt_id, [])
     if not attempts and entry is None and not events:
-        raise Mistake(_unknown(watched, prompt_id))
+        raise Mistake(_unknown(watched, prompt_id, torn))
     row = attempts[-1][0]["row"] if attempts else _row_of_entry(entry)
     return {
         "prompt_id": prompt_id,
@@ -66,6 +71,7 @@ def why(runs: Runs, prompt_id: str, *, run: int = 0) -> dict[str, Any]:
             }
             for group in attempts
         ],
+        "torn": torn.sentences,
     }
 
 
@@ -81,16 +87,20 @@ def _row_of_entry(entry: tuple[int, dict[str, Any]] | None) -> str | None:
     return None if entry is None else entry[1].get("row")
 
 
-def _attempts(run: Run, prompt_id: str, settled_in: int | None) -> list[list[SampleRow]]:
+def _attempts(run: Run, prompt_id: str, settled_in: int | None, torn: TornFiles) -> list[list[SampleRow]]:
     """The groups of a prompt in the order of steps. Those of discarded attempts are in steps before the one that settled it; a
     first attempt has none before it."""
     steps = run.steps()
     if settled_in is not None:
-        groups = _groups_in(run, settled_in, prompt_id) if settled_in in steps else []
+        groups = torn.read(lambda: _groups_in(run, settled_in, prompt_id), []) if settled_in in steps else []
         if groups and groups[0][0]["attempt"] == 0:
             return groups
         steps = [step for step in steps if step <= settled_in]
-    return [group for step in steps[-STEPS_BEFORE:] for group in _groups_in(run, step, prompt_id)]
+    return [
+        group
+        for step in steps[-STEPS_BEFORE:]
+        for group in torn.read(lambda step=step: _groups_in(run, step, prompt_id), [])
+    ]
 
 
 def _groups_in(run: Run, step: int, prompt_id: str) -> list[list[SampleRow]]:
@@ -98,10 +108,28 @@ def _groups_in(run: Run, step: int, prompt_id: str) -> list[list[SampleRow]]:
     return list(groups_of(rows_of(table_of_step(run, step), prompt_id=prompt_id)).values())
 
 
-def _unknown(run: Run, prompt_id: str) -> str:
-    names = sorted({prompt["prompt_id"] for _, prompts in run.prompts() for prompt in prompts}, key=prompt_number)
+def _unknown(run: Run, prompt_id: str, torn: TornFiles) -> str:
+    if match := re.fullmatch(r"eval-(\d+)-\d+", prompt_id):
+        for name in [file.set for file in run.record.evaluations() if file.version == int(match[1])]:
+            read = table_of_evaluation(run, int(match[1]), name)
+            for sample in torn.read(lambda read=read: rows_of(read, prompt_id=prompt_id), [])[:1]:
+                return (
+                    f"{prompt_id} is a prompt of the evaluation of {name} at version {match[1]}, which trains on nothing. Its "
+                    f"answers: evaluation_sample {match[1]} {quote(name)} {prompt_id} 0; over time: row {quote(sample['row'])}"
+                )
+    finished = {prompt["prompt_id"] for _, prompts in run.prompts() for prompt in prompts}
+    near = [name for name in {*finished, *run.prompt_events()} if name.lower() in _spellings(prompt_id)]
+    if near:
+        return f"the record has no prompt {prompt_id!r}. Did you mean {near[0]}?"
+    names = sorted(finished, key=prompt_number)
     hint = f"Prompts of finished steps are {names[0]} to {names[-1]}." if names else "No step has finished yet."
     return f"the record has nothing of the prompt {prompt_id}: it was not issued, or has no scores yet. {hint}"
+
+
+def _spellings(prompt_id: str) -> tuple[str, str]:
+    """What a user may mean by a prompt's name that is not there: `Train-3`, or `3` alone."""
+    text = prompt_id.strip().lower()
+    return text, f"train-{text.lstrip('#')}"
 
 
 def _sentences(
@@ -246,18 +274,20 @@ def _tokens(group: Sequence[SampleRow]) -> str:
 def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
     """What the model answered to a row of the data, over time, in training and evaluations.
 
-    `row` is its place, such as `train.jsonl line 7`, or the end of it that fits only one row, such as `line 7` or `7`.
+    `row` is its place, such as `train.jsonl line 7`, or any end of it that fits only one row, such as `line 7` or `7`.
     """
-    watched = runs[run]
-    steps = _steps_by_row(watched)
-    evaluations = _evaluations_by_row(watched)
-    place = _find(row, [*steps, *evaluations])
+    watched, torn = runs[run], TornFiles()
+    steps = _steps_by_row(watched, torn)
+    evaluations = _evaluations_by_row(watched, torn)
+    place = _find(row, list(steps), list(evaluations))
     groups = [
         _group_of_row(watched, rows, step=step)
         for step in steps.get(place, ())
-        for rows in _with_row(watched, step, place)
+        for rows in torn.read(lambda step=step: _with_row(watched, step, place), [])
     ]
     measured = [_measured(watched, version, name, place) for version, name in evaluations.get(place, ())]
+    if not groups and not measured:
+        raise Mistake(" ".join([f"the record has no samples of {place}.", *torn.sentences]))
     shares = [group["share"] for group in groups or measured]
     source, ground_truth = (groups or measured)[0]["source"], (groups or measured)[0]["ground_truth"]
     return {
@@ -267,24 +297,25 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
         "groups": groups,
         "evaluations": measured,
         "verdict": verdict(shares),
+        "torn": torn.sentences,
     }
 
 
 def verdict(shares: Sequence[float | None]) -> str:
-    """What the shares of right responses to a row come to, in the order of time. At least half right counts as solved."""
+    """What the shares of right responses to a row come to, in the order of time. `mostly right`: at least half."""
     if any(share is None for share in shares):
         return "not known"
     numbers = [share for share in shares if share is not None]
     if len(numbers) == 1:
         return "once"
     if not any(numbers):
-        return "never solved"
+        return "never right"
     if numbers[-1] >= 0.5:
-        return "solved"
+        return "mostly right"
     return "forgotten" if max(numbers[:-1]) >= 0.5 else "mixed"
 
 
-def _steps_by_row(run: Run) -> dict[str, list[int]]:
+def _steps_by_row(run: Run, torn: TornFiles) -> dict[str, list[int]]:
     """The steps that have a row: of finished steps from `prompts.jsonl`; of open steps, and of groups that were too old, from the
     record, because their prompts are in `prompts.jsonl` later or not at all."""
     steps: dict[str, list[int]] = {}
@@ -296,7 +327,8 @@ def _steps_by_row(run: Run) -> dict[str, list[int]]:
         for place in run.table(step, ["row"])["row"].to_pylist():
             steps.setdefault(place, []).append(step)
     for step in run.record.steps() if _has_discarded(run) else ():
-        for place in run.cached(run.record.places.step(step), "too old", lambda step=step: _too_old(run, step)):
+        path = run.record.places.step(step)
+        for place in torn.read(lambda p=path, s=step: run.cached(p, "too old", lambda: _too_old(run, s)), set()):
             steps.setdefault(place, []).append(step)
     return {place: sorted({step for step in own if step in steps_with_samples}) for place, own in steps.items()}
 
@@ -313,28 +345,39 @@ def _too_old(run: Run, step: int) -> set[str]:
     return set(table.filter(pc.field("outcome") == "too_old")["row"].to_pylist())
 
 
-def _evaluations_by_row(run: Run) -> dict[str, list[tuple[int, str]]]:
+def _evaluations_by_row(run: Run, torn: TornFiles) -> dict[str, list[tuple[int, str]]]:
     """Version and set of the evaluations that have a row."""
     places: dict[str, list[tuple[int, str]]] = {}
     for file in run.record.evaluations():
-        for place in dict.fromkeys(run.evaluation_table(file.version, file.set, ["row"])["row"].to_pylist()):
+        rows = torn.read(lambda v=file.version, n=file.set: _rows_of_evaluation(run, v, n), [])
+        for place in dict.fromkeys(rows):
             places.setdefault(place, []).append((file.version, file.set))
     return places
 
 
-def _find(text: str, places: Sequence[str]) -> str:
+def _rows_of_evaluation(run: Run, version: int, set_name: str) -> list[str]:
+    return run.evaluation_table(version, set_name, ["row"])["row"].to_pylist()
+
+
+def _find(text: str, trained: Sequence[str], evaluated: Sequence[str]) -> str:
     """The row that a user means. Raises `Mistake` if there is none, or several."""
-    names = [*dict.fromkeys(places)]
+    names = [*dict.fromkeys([*trained, *evaluated])]
     if text in names:
         return text
-    fitting = [name for name in names if name.endswith((f"/{text}", f" {text}"))]
+    ends_of_words = [name for name in names if name.endswith((f"/{text}", f" {text}"))]
+    fitting = ends_of_words or [name for name in names if name.endswith(text)]
     if len(fitting) == 1:
         return fitting[0]
-    some = ", ".join((fitting or names)[:8])
-    problem = "fits several rows" if fitting else "is no row that this run has used so far"
-    raise Mistake(
-        f"{text!r} {problem}. Give the place as the record names it: {some}{', …' if len(fitting or names) > 8 else ''}."
-    )
+    problem = f"fits {len(fitting):,} rows" if fitting else "is no row that this run has used so far"
+    near = fitting[:MOST_ROWS] or [*dict.fromkeys([*_like(text, trained), *_like(text, evaluated)])]
+    rest = ", …" if len(fitting) > MOST_ROWS else ""
+    raise Mistake(f"{text!r} {problem}. Give the place as the record names it: {', '.join(map(quote, near))}{rest}.")
+
+
+def _like(text: str, places: Sequence[str]) -> list[str]:
+    """The rows whose ends are most like a text."""
+    ends = {place[-len(text) - 1 :]: place for place in reversed(places)}
+    return [ends[end] for end in difflib.get_close_matches(text, ends, MOST_ROWS // 2, 0.0)]
 
 
 def _with_row(run: Run, step: int, place: str) -> list[list[SampleRow]]:

@@ -5,9 +5,10 @@ import importlib.util
 from typing import Any
 
 from open_instruct.watch.mistakes import Mistake
-from open_instruct.watch.runs import Run, Runs
+from open_instruct.watch.runs import OPTIONS_FILE, Run, Runs
 from open_instruct.watch.samples import ends, rows_of, table_of_evaluation
 from open_instruct.watch.states import state_of
+from open_instruct.watch.torn_files import TornFiles
 from open_instruct.watch.views_curves import without_undone
 
 MOST_WARNINGS = 200
@@ -20,7 +21,7 @@ def runs(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _summary(run: Run, number: int) -> dict[str, Any]:
-    metrics, starts, options = run.metrics(), run.starts(), run.options()
+    metrics, starts, options, torn = run.metrics(), run.starts(), run.options(), TornFiles()
     step = metrics.steps[-1] if metrics.steps else None
     return {
         "run": number,
@@ -32,8 +33,9 @@ def _summary(run: Run, number: int) -> dict[str, Any]:
         "step": step,
         "num_steps": num_steps(run),
         "reward": None if step is None else metrics.value("all_groups/scores", step),
-        "evaluations": _evaluations(run),
+        "evaluations": _evaluations(run, torn),
         "command": options.get("command"),
+        "torn": torn.sentences,
     }
 
 
@@ -44,12 +46,15 @@ def num_steps(run: Run) -> int | None:
     return None if None in (episodes, prompts, samples) else episodes // (prompts * samples)
 
 
-def _evaluations(run: Run) -> dict[str, dict[str, Any]]:
-    """The newest evaluation of each set."""
-    if not run.has_record:
-        return {}
-    newest = {file.set: file.version for file in run.record.evaluations()}
-    return {name: {"version": version, "share": share_right(run, version, name)} for name, version in newest.items()}
+def _evaluations(run: Run, torn: TornFiles) -> dict[str, dict[str, Any]]:
+    """The newest evaluation of each set that can be read."""
+    newest: dict[str, dict[str, Any]] = {}
+    for file in reversed(run.record.evaluations() if run.has_record else []):
+        if file.set not in newest:
+            version, name = file.version, file.set
+            entry = torn.read(lambda v=version, n=name: {"version": v, "share": share_right(run, v, n)}, None)
+            newest |= {} if entry is None else {name: entry}
+    return dict(sorted(newest.items(), key=lambda pair: (pair[1]["version"], pair[0])))
 
 
 def share_right(run: Run, version: int, set_name: str) -> float | None:
@@ -76,8 +81,10 @@ def options(runs: Runs, *, run: int = 0, other: int | None = None) -> list[dict[
 
 def _options(run: Run) -> dict[str, dict[str, Any]]:
     content = run.options()
-    if not content:
-        raise Mistake(f"{run.directory} has no options.json, which a run writes at its start.")
+    if "in_force" not in content:
+        path = run.directory / OPTIONS_FILE
+        problem = "is broken: copy it again" if path.exists() else "is not there: a run writes it at its start"
+        raise Mistake(f"{path} {problem}.")
     return {
         name: {"value": value, "given": name in content.get("given", {}), "derived": name in content.get("derived", {})}
         for name, value in content["in_force"].items()
@@ -97,7 +104,13 @@ def health(runs: Runs, *, run: int = 0) -> dict[str, Any]:
             if event["kind"] == "health"
         ],
         "rules": [
-            {"name": rule.name, "text": (rule.function.__doc__ or "").strip(), "cure": rule.cure} for rule in rules
+            {
+                "name": rule.name,
+                "fires_when": rule.fires_when,
+                "text": (rule.function.__doc__ or "").strip(),
+                "cure": rule.cure,
+            }
+            for rule in rules
         ],
         "warnings": [
             {"unix": event["unix"], "level": event.get("level"), "text": event.get("text")}

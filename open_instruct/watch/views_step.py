@@ -9,6 +9,7 @@ import numpy as np
 
 from open_instruct.watch.filters import Filters, in_order
 from open_instruct.watch.mistakes import Mistake
+from open_instruct.watch.rewards import compared, reward_of
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import (
     SampleRow,
@@ -19,6 +20,7 @@ from open_instruct.watch.samples import (
     table_of_step,
     texts_of,
 )
+from open_instruct.watch.torn_files import TornFiles
 
 NUM_BARS = 20
 TEXT_START = 300
@@ -58,6 +60,7 @@ def step(
     watched = runs[run]
     filters = Filters(verifier, source, outcome, finish_reason, min_reward, max_reward, min_age, min_length, max_length)
     rows = rows_of(table_of_step(watched, step))
+    filters.check(_choices(rows), f"step {step}")
     passing = _with_text(watched, step, filters.keep(rows, by_reward=False), text)
     matching = filters.keep(passing)
     chosen = in_order(matching, sort, seed)[offset : offset + limit]
@@ -65,13 +68,13 @@ def step(
         "step": step,
         "is_open": watched.is_open(step),
         "num_samples": len(rows),
-        "histogram": histogram([row["reward"] for row in passing]),
-        "choices": _choices(rows),
         "counts": dict(Counter(group[0]["outcome"] for group in groups_of(rows).values())),
         "summary": summary(watched, step, rows),
-        "groups": [_group(group) for group in groups_of(rows).values()],
-        "samples": shown(watched, step, chosen),
         "num_matching": len(matching),
+        "samples": shown(watched, step, chosen),
+        "groups": [_group(group) for group in groups_of(rows).values()],
+        "histogram": histogram([row["reward"] for row in passing]),
+        "choices": _choices(rows),
         "tokenizer_problem": watched.decode.problem,
     }
 
@@ -124,25 +127,25 @@ def _group(rows: Sequence[SampleRow]) -> dict[str, Any]:
 
 
 def summary(run: Run, step: int, rows: Sequence[SampleRow]) -> dict[str, Any]:
-    """The mean reward of the step with its standard error, how many of its groups are all right or all wrong, and the rewards of
-    the steps around it. Groups that were too old are in none of them, as in `metrics.jsonl`."""
+    """The mean reward of the step with its standard error, how many of its groups are all right or all wrong, the rewards of the
+    steps around it, and the step before. Groups that were too old are in none of them, as in `metrics.jsonl`."""
     groups = [_group(group) for group in groups_of(rows).values() if group[0]["outcome"] != "too_old"]
     counts = [(group["num_right"], group["num_conversations"]) for group in groups if group["num_right"] is not None]
-    conversations = [row["reward"] for row in ends(rows) if row["outcome"] != "too_old"]
-    means = [group["reward"] for group in groups]
+    own = reward_of(rows)
     return {
-        "reward": float(np.mean(conversations)) if conversations else None,
-        "standard_error": float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None,
+        "reward": own.mean,
+        "standard_error": own.standard_error,
         "num_groups": len(groups),
         "all_right": sum(right == number for right, number in counts),
         "all_wrong": sum(right == 0 for right, _ in counts),
         "mixed": sum(0 < right < number for right, number in counts),
         "around": _around(run, step),
+        "before": compared(run, step, own),
     }
 
 
 def _around(run: Run, step: int) -> dict[str, Any] | None:
-    """The rewards of up to five steps before and after; None if there are fewer than two."""
+    """The rewards of up to five steps before and after, without the step itself; None if there are fewer than two."""
     table = run.metrics()
     if "all_groups/scores" not in table.names():
         return None
@@ -197,18 +200,22 @@ def _token(run: Run, table: Any, offsets: np.ndarray, at: int, engine: float, le
 
 def search(runs: Runs, text: str, *, run: int = 0, limit: int = 20, steps: int = MOST_STEPS) -> dict[str, Any]:
     """Samples whose response contains a text, the newest steps first; at most `steps` steps are read."""
-    watched = runs[run]
+    watched, torn = runs[run], TornFiles()
     if not text:
         raise Mistake("search needs a text.")
     samples: list[dict[str, Any]] = []
     read: list[int] = []
     for number in reversed(watched.steps()[-steps:]):
+        rows = torn.read(lambda number=number: rows_of(table_of_step(watched, number)), None)
+        if rows is None:
+            continue
         read.append(number)
-        rows = rows_of(table_of_step(watched, number))
         samples += shown(watched, number, _with_text(watched, number, rows, text)[: limit - len(samples)])
         if len(samples) >= limit:
             break
-    return {"text": text, "samples": samples, "steps_read": read, "num_steps": len(watched.steps())}
+    return {"text": text, "samples": samples, "steps_read": read, "num_steps": len(watched.steps())} | {
+        "torn": torn.sentences
+    }
 
 
 def export_rows(
@@ -233,7 +240,9 @@ def export_rows(
     watched = runs[run]
     filters = Filters(verifier, source, outcome, finish_reason, min_reward, max_reward, min_age, min_length, max_length)
     read = table_of_step(watched, step)
-    rows = in_order(_with_text(watched, step, filters.keep(rows_of(read)), text), sort, 0)[:limit]
+    samples = rows_of(read)
+    filters.check(_choices(samples), f"step {step}")
+    rows = in_order(_with_text(watched, step, filters.keep(samples), text), sort, 0)[:limit]
     positions = [row["at"] for row in rows]
     prompts, responses = texts_of(watched, read, positions, "prompt_ids"), texts_of(watched, read, positions)
     return [

@@ -22,6 +22,7 @@ from open_instruct.watch.samples import (
     table_of_evaluation,
     table_of_step,
 )
+from open_instruct.watch.torn_files import TornFiles
 
 STEPS_SHOWN = 20
 """Steps of the lanes if none are named: the last."""
@@ -36,16 +37,31 @@ def lanes(runs: Runs, from_step: int | None = None, to_step: int | None = None, 
     """What engines, verifiers, learners and driver did over time, and the share of it in which each did nothing."""
     watched = runs[run]
     times = _times_of_steps(watched)
+    if not times and not watched.record.places.events.exists():
+        raise Mistake(
+            f"{watched.directory} has no record/events.jsonl, of which lanes are made: the run has not begun, or the file was "
+            "not copied."
+        )
     if not times:
         raise Mistake(f"{watched.directory} has not finished a step yet, so there are no lanes.")
     last = max(times) if to_step is None else to_step
     first = max(min(times), last - STEPS_SHOWN + 1) if from_step is None else from_step
+    if from_step is not None and to_step is not None and from_step > to_step:
+        raise Mistake(f"the steps {from_step} and {to_step} are reversed: lanes {to_step} {from_step}.")
     chosen = {step: span for step, span in times.items() if first <= step <= last}
     if not chosen:
         raise Mistake(f"there is no step from {first} to {last}: finished steps are {min(times)} to {max(times)}.")
     window = (min(began for began, _ in chosen.values()), max(ended for _, ended in chosen.values()))
-    own = [*_engine_lanes(watched, chosen, window), _learners(watched, chosen, window), _driver(watched, window)]
-    return {"began": window[0], "ended": window[1], "from_step": min(chosen), "to_step": max(chosen), "lanes": own}
+    torn = TornFiles()
+    engines = [*_engine_lanes(watched, chosen, window, torn)]
+    return {
+        "began": window[0],
+        "ended": window[1],
+        "from_step": min(chosen),
+        "to_step": max(chosen),
+        "lanes": [*engines, _learners(watched, chosen, window), _driver(watched, window)],
+        "torn": torn.sentences,
+    }
 
 
 def _times_of_steps(run: Run) -> dict[int, tuple[float, float]]:
@@ -92,11 +108,13 @@ def _driver(run: Run, window: tuple[float, float]) -> dict[str, Any]:
     return _lane("driver", spans, window, busy={"sync", "checkpoint"})
 
 
-def _engine_lanes(run: Run, chosen: dict[int, Any], window: tuple[float, float]) -> Iterator[dict[str, Any]]:
+def _engine_lanes(
+    run: Run, chosen: dict[int, Any], window: tuple[float, float], torn: TornFiles
+) -> Iterator[dict[str, Any]]:
     """A lane for each engine, from the groups of steps and evaluations, and one for the verifiers."""
     by_engine: dict[int, list[Span]] = {}
     verifying: list[Span] = []
-    for group in _groups_near(run, min(chosen), max(chosen)):
+    for group in _groups_near(run, min(chosen), max(chosen), torn):
         prompt_id, began = group[0]["prompt_id"], group[0]["began"]
         ended = began + group[0]["generation_s"]
         by_engine.setdefault(group[0]["engine"], []).append(_span("generate", began, ended, prompt_id))
@@ -106,7 +124,7 @@ def _engine_lanes(run: Run, chosen: dict[int, Any], window: tuple[float, float])
     yield _lane("verifiers", merged(verifying), window, busy={"verify"})
 
 
-def _groups_near(run: Run, first: int, last: int) -> Iterator[list[SampleRow]]:
+def _groups_near(run: Run, first: int, last: int, torn: TornFiles) -> Iterator[list[SampleRow]]:
     """The groups that engines may have sampled during these steps: also those of later steps, as far as the bound of staleness
     allows, and those of evaluations."""
     ahead = last + 1 + (run.option("max_staleness_allowed") or 0)
@@ -114,7 +132,7 @@ def _groups_near(run: Run, first: int, last: int) -> Iterator[list[SampleRow]]:
     files = [file for file in run.record.evaluations() if first - 1 <= file.version <= last]
     tables += [table_of_evaluation(run, file.version, file.set) for file in files]
     for read in tables:
-        yield from groups_of(rows_of(read)).values()
+        yield from groups_of(torn.read(lambda read=read: rows_of(read), [])).values()
 
 
 def _span(kind: str, began: float, ended: float, text: str) -> Span:
@@ -147,10 +165,11 @@ def _lane(name: str, spans: Iterable[Span], window: tuple[float, float], *, busy
 
 def staleness(runs: Runs, step: int | None = None, *, run: int = 0) -> dict[str, Any]:
     """The age of the groups of each step beside its bound, and of one step (by default the last) the tokens by version."""
-    watched = runs[run]
+    watched, torn = runs[run], TornFiles()
     table = watched.metrics()
     names = table.names()
-    chosen = watched.steps()[-1] if step is None and watched.steps() else step
+    newest = (number for number in reversed(watched.steps()) if torn.whole([number], lambda n: _versions(watched, n)))
+    chosen = next(newest, None) if step is None else step
     if chosen is None:
         raise Mistake(f"{watched.directory} has no samples of any step yet.")
     return {
@@ -159,6 +178,7 @@ def staleness(runs: Runs, step: int | None = None, *, run: int = 0) -> dict[str,
         "mean_age": list(table.column("num_steps_off_policy")) if "num_steps_off_policy" in names else [],
         "max_age": list(table.column("num_steps_off_policy_max")) if "num_steps_off_policy_max" in names else [],
         "step": chosen,
+        "torn": torn.sentences,
         **_versions(watched, chosen),
     }
 
@@ -187,12 +207,13 @@ def _versions(run: Run, step: int) -> dict[str, Any]:
 
 def cost(runs: Runs, *, run: int = 0) -> dict[str, Any]:
     """What the run sampled, trained on and threw away, in groups, tokens, seconds and dollars. Reads all steps."""
-    watched = runs[run]
-    total = _Sums()
+    watched, torn, total = runs[run], TornFiles(), _Sums()
     for step in watched.steps():
-        path = watched.path_of(step)
-        total.add(watched.cached(path, "sums", lambda step=step: _sums_of(watched.record.samples(step, OF_SUMS))))
-    evaluated = sum(_evaluated(watched, file.version, file.set) for file in watched.record.evaluations())
+        total.add(torn.read(lambda step=step: _sums(watched, step), _Sums()))
+    evaluated = sum(
+        torn.read(lambda file=file: _evaluated(watched, file.version, file.set), 0)
+        for file in watched.record.evaluations()
+    )
     return {
         "groups": dict(total.groups),
         "left_out_groups": {reason: dict(kinds) for reason, kinds in total.left_out_groups.items()},
@@ -204,10 +225,15 @@ def cost(runs: Runs, *, run: int = 0) -> dict[str, Any]:
             },
             "evaluations": evaluated,
         },
-        "solved_groups": total.solved,
+        "groups_with_a_right_response": total.with_right,
         "seconds": _seconds(watched, total),
         "dollars": _dollars(watched),
+        "torn": torn.sentences,
     }
+
+
+def _sums(run: Run, step: int) -> "_Sums":
+    return run.cached(run.path_of(step), "sums", lambda: _sums_of(run.record.samples(step, OF_SUMS)))
 
 
 class _Sums:
@@ -220,12 +246,12 @@ class _Sums:
         """Sampled tokens by what they are used for; those of groups that no step trains on by the group's outcome."""
         self.busy: dict[int, list[Span]] = {}
         """By engine the times in which it had a group."""
-        self.solved = 0
+        self.with_right = 0
 
     def add(self, other: "_Sums") -> None:
         self.groups.update(other.groups)
         self.tokens.update(other.tokens)
-        self.solved += other.solved
+        self.with_right += other.with_right
         for engine, spans in other.busy.items():
             self.busy.setdefault(engine, []).extend(spans)
         for reason, kinds in other.left_out_groups.items():
@@ -260,7 +286,7 @@ def _add_group(sums: _Sums, group: Sequence[SampleRow]) -> None:
     outcome = "open" if is_open else group[0]["outcome"]
     rights = [row["is_right"] for row in ends(group)]
     sums.groups[outcome] += 1
-    sums.solved += any(rights) and outcome != "too_old"
+    sums.with_right += any(rights) and outcome != "too_old"
     if outcome not in ("consumed", "open"):
         sums.left_out_groups.setdefault(outcome, Counter())[_kind(rights)] += 1
     for row in group:
@@ -300,7 +326,7 @@ def _seconds(run: Run, total: _Sums) -> dict[str, Any]:
         "waiting_share": None if not whole or sums["waiting"] is None else sums["waiting"] / whole,
         "engines": sum(span["ended"] - span["began"] for spans in total.busy.values() for span in merged(spans)),
         "engines_busy_share": _mean_over_time(run, "engines/busy_share"),
-        "per_solved_prompt": None if not total.solved or whole is None else whole / total.solved,
+        "per_group_with_a_right_response": None if not total.with_right or whole is None else whole / total.with_right,
     }
 
 

@@ -326,6 +326,13 @@ def test_metrics_and_flags_that_a_rule_names_exist(rule: Rule) -> None:
     assert flags <= options
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_rule_says_when_it_fires_with_its_limit(rule: Rule) -> None:
+    assert re.search(r"\d|same", rule.fires_when)
+    assert 20 < len(rule.fires_when) < 200
+    assert not rule.fires_when.endswith(".")
+
+
 def cells_by_rule() -> dict[str, str]:
     """For each rule that `what_to_watch.md` names in a table: the row."""
     rows = [line for line in (ROOT / PAGE).read_text().splitlines() if line.startswith("| `")]

@@ -152,7 +152,7 @@ def test_a_run_without_a_trained_step_becomes_a_file(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_a_mistake(made: MadeRecord, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match=r"cannot write .*Give another --export FILE"):
+    with pytest.raises(Mistake, match=r"cannot write .*give another --export FILE"):
         export(Runs([made.directory]), tmp_path / "file" / "run.html")
 
 

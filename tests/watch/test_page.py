@@ -168,6 +168,41 @@ def test_a_bar_of_the_histogram_is_a_filter(tab: Tab, address: str) -> None:
     assert tab.evaluate("document.querySelectorAll('.samples li').length") == 20
 
 
+def test_axis_of_rewards_begins_at_the_lowest(tab: Tab, address: str, folder: Path) -> None:
+    enter(tab, address)
+    tab.open(address + "#/run/0/step/4")
+    labels = tab.evaluate("[...document.querySelectorAll('.bin-edges span')].map((label) => label.textContent)")
+    names = tab.evaluate("[...document.querySelectorAll('.bin')].map((bin) => bin.title)")
+    lowest = views.answer(Runs([folder / "a"]), "step", {"step": "4", "sort": "worst", "limit": "1"})
+    assert float(labels[0].replace("−", "-")) == pytest.approx(lowest["samples"][0]["reward"])
+    assert names[0].startswith(f"{labels[0]} to ")
+
+
+def test_a_step_links_to_the_tokens_that_differ_most(tab: Tab, address: str) -> None:
+    enter(tab, address)
+    tab.open(address + "#/run/0/step/4")
+    tab.click("a[href='#/run/0/tokens/4']")
+    assert tab.text("h1") == "Largest differences"
+
+
+def test_warnings_keep_their_lines_and_rows_their_ends(tab: Tab, tmp_path: Path) -> None:
+    make_record(tmp_path / "run")
+    with open(tmp_path / "run" / "record" / "events.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "warning", "unix": 1.0, "level": "WARNING", "text": "one\ntwo"}) + "\n")
+    with served(tmp_path / "run") as place:
+        enter(tab, place)
+        tab.open(place + "#/run/0/health")
+        assert "one\ntwo" in tab.evaluate("document.querySelector('main').innerText")
+        tab.open(place + "#/run/0/evaluations")
+        text = tab.evaluate(
+            "import('./page/dom.js').then(({ middle }) => middle('reasoning_gym/chain_sum?' + 'x'.repeat(90) + ' index 466')"
+            ".textContent)"
+        )
+    assert len(text) == 44
+    assert text.startswith("reasoning_gym")
+    assert text.endswith("x index 466")
+
+
 def test_a_token_tells_why_it_is_not_trained_on(tab: Tab, address: str) -> None:
     enter(tab, address)
     tab.open(address + "#/run/0/step/4/train-16/3")  # a tool's answer is in it
@@ -351,4 +386,7 @@ def test_the_exported_file_tells_what_is_left_out(tab: Tab, folder: Path, tmp_pa
     tab.open((tmp_path / "run.html").as_uri())
     assert "made: a file without a server" in tab.text(".notice")
     tab.open((tmp_path / "run.html").as_uri() + "#/run/0/step/12/train-56/1")
-    assert "not in this file" in tab.text("main")
+    assert (
+        "not in this file. To see it, open the run where its files are: python -m open_instruct.watch a."
+        in tab.text("main")
+    )

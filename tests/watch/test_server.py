@@ -95,7 +95,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeRecord:
 def test_every_path_answers_the_same_without_the_token(stranger: TestClient, path: str, method: str) -> None:
     response = stranger.request(method, path)
     assert response.status_code == 403
-    assert response.text in ("Forbidden\n", "")
+    assert response.text in ("Forbidden: use the address that the program printed.\n", "")
     assert set(response.headers) == {name.lower() for name in server.HEADERS} | {"content-length", "content-type"}
 
 
@@ -139,10 +139,22 @@ def test_names_of_this_machine_count_only_if_other_hosts_were_asked_for() -> Non
     assert server._names_of("0.0.0.0") >= {"localhost", "0.0.0.0", server.socket.gethostname().lower()}
 
 
-@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 def test_only_get_is_answered(client: TestClient, method: str) -> None:
     response = client.request(method, "/api/runs")
-    assert (response.status_code, response.headers["allow"]) == (405, "GET")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/none", "/api/runs", "/none"])
+def test_head_is_answered_as_get_without_a_body(client: TestClient, path: str) -> None:
+    whole, head = client.get(path), client.head(path)
+    assert (head.status_code, head.headers, head.content) == (whole.status_code, whole.headers, b"")
+
+
+def test_head_of_the_events_ends(client: TestClient) -> None:
+    head = client.head("/events")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"].startswith("text/event-stream")
 
 
 # --- page -------------------------------------------------------------------------------------------------------------
@@ -352,7 +364,8 @@ def test_the_command_prints_its_url_once_serves_and_ends_by_ctrl_c(made: MadeRec
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        url = next(line for line in process.stdout if "http" in line).split()[-1]
+        url = process.stdout.readline().strip()
+        assert process.stdout.readline() == "Ctrl-C ends it.\n"
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", url)
         with httpx.Client(follow_redirects=True) as browser:
             assert "<title>" in browser.get(url).text

@@ -1,6 +1,11 @@
 """The terminal shows the views, and what models wrote is text."""
 
 import io
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,17 +31,62 @@ def test_runs_curves_step_reason_and_warnings_are_shown() -> None:
     assert ["made", "ended", "12/12", f"{reward:.4g}"] in [line[:4] for line in lines]
     assert "plus 50% (step 5)" in text
     assert any(line[:1] == ["reward"] and line[-1] == f"{reward:.4g}" for line in lines)
-    assert "step 12: groups consumed 4, zero_std 1; all right 1, all wrong 0; reward" in text
+    assert "step 12: groups consumed 4, zero_std 1; all right 1, all wrong 0" in text
+    assert f"reward {reward:.4g} (standard error " in text
+    assert "; rewards -0.6 to 10: ▂" in text
     assert "worst: train-58 3" in text
     assert "best: train-55 0" in text
     assert "why: train-59 is line 10 of data/train.jsonl." in text
     assert "left it out, because all its responses have the same reward" in text
-    assert "ERROR: engine 1 died and is replaced" in text
+    assert "error in step 11: engine 1 died and is replaced" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 250])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, told(Runs([shared_record().directory]), width).splitlines())) <= width
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 16), (200, 50)])
+def test_screen_fits_the_terminal(tmp_path: Path, width: int, height: int) -> None:
+    for name in "abcdef":
+        directory = copy_of(shared_record(), tmp_path / name)
+        with open(directory / "record" / "events.jsonl", "a") as file:
+            for number in range(5):
+                event = {
+                    "kind": "warning",
+                    "unix": 1.0,
+                    "level": "WARNING",
+                    "text": f"warning {number}\n" + "word " * 300,
+                }
+                file.write(json.dumps(event) + "\n")
+        os.truncate(directory / "record" / "evaluations" / "000005_plus.parquet", 0)
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(frame(Runs([tmp_path]), width, height))
+    lines = console.file.getvalue().splitlines()  # pyrefly: ignore
+    assert max(map(len, lines)) <= width
+    assert len(lines) < height
+    assert any(line.startswith("step 12: groups consumed 4") for line in lines)
+    assert any(line.startswith("warning in step 13: warning 4 word") for line in lines)
+    assert any(line.startswith("reward ▁") or " ▁" in line for line in lines) or height < 24
+
+
+def test_cursor_is_back_after_sigterm() -> None:
+    code = (
+        "import sys; from rich.console import Console; from open_instruct.watch import terminal\n"
+        "from open_instruct.watch.runs import Runs\n"
+        "console = Console(force_terminal=True, width=80, height=24)\n"
+        "sys.exit(terminal.follow(Runs(sys.argv[1:]), console))"
+    )
+    command = [sys.executable, "-c", code, str(shared_record().directory)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"TERM": "xterm"})
+    assert process.stdout is not None
+    text = ""
+    while "step 12: groups" not in text:
+        text += process.stdout.read(1)
+    process.send_signal(signal.SIGTERM)
+    text += process.communicate(timeout=60)[0]
+    assert process.returncode == 143
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "shown after it was hidden"
 
 
 def test_run_without_a_step_is_shown(tmp_path: Path) -> None:

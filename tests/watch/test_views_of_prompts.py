@@ -1,6 +1,7 @@
 """What became of a prompt, and of a row over time: sentences word for word, numbers from the record's table."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,23 @@ def test_unknown_prompt_is_a_mistake_that_names_those_there_are(runs: Runs) -> N
         answer(runs, "why", {"prompt_id": "train-999"})
 
 
+@pytest.mark.parametrize(
+    ("prompt_id", "hint"),
+    [
+        ("3", "Did you mean train-3?"),
+        ("Train-3", "Did you mean train-3?"),
+        (
+            "eval-5-1",
+            "eval-5-1 is a prompt of the evaluation of plus at version 5, .* Its answers: evaluation_sample 5 plus eval-5-1 0; "
+            "over time: row 'data/test.jsonl line 2'",
+        ),
+    ],
+)
+def test_prompt_of_another_name_is_a_mistake_with_a_hint(runs: Runs, prompt_id: str, hint: str) -> None:
+    with pytest.raises(Mistake, match=hint):
+        answer(runs, "why", {"prompt_id": prompt_id})
+
+
 @pytest.mark.parametrize("line", range(1, NUM_ROWS + 1))
 def test_row_over_time_is_every_group_of_the_row(runs: Runs, line: int) -> None:
     place = f"{TRAIN} line {line}"
@@ -161,29 +179,38 @@ def test_row_of_an_evaluation_shows_its_answers_by_version(runs: Runs) -> None:
         ("plus", 0, 0.0),
         ("plus", 5, 0.5),
     ]
-    assert view["verdict"] == "solved"
+    assert view["verdict"] == "mostly right"
 
 
-@pytest.mark.parametrize("text", ["data/train.jsonl line 7", "train.jsonl line 7", "7", "line 7"])
+@pytest.mark.parametrize("text", ["data/train.jsonl line 7", "train.jsonl line 7", "7", "line 7", "ain.jsonl line 7"])
 def test_row_is_found_by_the_end_of_its_place(runs: Runs, text: str) -> None:
     assert answer(runs, "row", {"row": text})["row"] == "data/train.jsonl line 7"
 
 
 def test_row_that_is_several_rows_or_none_is_a_mistake(runs: Runs) -> None:
     with pytest.raises(
-        Mistake, match=r"'line 1' fits several rows. Give .*: data/train.jsonl line 1, data/test.jsonl line 1"
+        Mistake, match=r"'line 1' fits 2 rows. Give .*: 'data/train.jsonl line 1', 'data/test.jsonl line 1'\."
     ):
         answer(runs, "row", {"row": "line 1"})
     with pytest.raises(Mistake, match="'77' is no row that this run has used so far"):
         answer(runs, "row", {"row": "77"})
 
 
+def test_row_that_is_not_there_is_refused_with_those_like_it(runs: Runs) -> None:
+    with pytest.raises(Mistake) as refusal:
+        answer(runs, "row", {"row": "trein.jsonl line 7"})
+    rows = re.findall(r"'(data/[^']*)'", str(refusal.value))
+    assert rows[0] == "data/train.jsonl line 7"
+    assert any(row.startswith("data/test.jsonl") for row in rows), "also of evaluations"
+    assert len(rows) == 8
+
+
 @pytest.mark.parametrize(
     ("shares", "words"),
     [
         ([0.5], "once"),
-        ([0.0, 0.0], "never solved"),
-        ([0.0, 0.5], "solved"),
+        ([0.0, 0.0], "never right"),
+        ([0.0, 0.5], "mostly right"),
         ([1.0, 0.0], "forgotten"),
         ([0.25, 0.0], "mixed"),
         ([0.0, None], "not known"),

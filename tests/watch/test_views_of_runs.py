@@ -12,6 +12,7 @@ import psutil
 import pytest
 from made_records import BEGAN, copy_of, make_record, shared_record
 
+from open_instruct.record.reader import NoRecord, RunRecord
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.states import state_of
@@ -165,9 +166,59 @@ def test_curves_are_found_by_name_label_or_part(runs: Runs, names: str, metrics:
     assert list(answer(runs, "curves", {"names": names})["values"]) == metrics
 
 
+def test_curves_of_some_names_and_steps_have_nothing_else(runs: Runs) -> None:
+    whole = answer(runs, "curves", {})
+    view = answer(runs, "curves", {"names": "reward,grad_norm", "steps": "3,9-10"})
+    assert view["step"] == [3, 9, 10]
+    places = [whole["step"].index(step) for step in view["step"]]
+    assert list(view["values"]) == ["all_groups/scores", "optim/grad_norm"]
+    for name in ("unix", "tokens"):
+        assert view[name] == [whole[name][at] for at in places]
+    for name, values in view["values"].items():
+        assert values == [whole["values"][name][at] for at in places]
+    assert {group: [entry["name"] for entry in entries] for group, entries in view["groups"].items()} == {
+        "learning": ["all_groups/scores"],
+        "stability": ["optim/grad_norm"],
+    }
+    assert {mark["step"] for mark in view["marks"]} == {3, 9, 10}
+    assert view["others"] == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ("ten", "steps has to be steps, such as 10,40 or 10-40, not 'ten'"),
+        ("3,40", "the metrics have no step 40: they are 0"),
+    ],
+)
+def test_steps_without_curves_are_a_mistake(runs: Runs, steps: str, sentence: str) -> None:
+    with pytest.raises(Mistake, match=sentence):
+        answer(runs, "curves", {"steps": steps})
+
+
 def test_unknown_curve_is_a_mistake(runs: Runs) -> None:
     with pytest.raises(Mistake, match="no metric is named 'absent'"):
         answer(runs, "curves", {"names": "absent"})
+
+
+def test_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    directory = copy_of(shared_record(), tmp_path / "run")
+    runs = Runs([directory])
+    assert answer(runs, "curves", {})["problem"] is None
+    (directory / "metrics.jsonl").unlink()
+    (directory / "record" / "events.jsonl").unlink()
+    (directory / "options.json").write_text('{"in_force": {')
+    runs = Runs([directory])
+    assert answer(runs, "curves", {})["problem"].startswith("the run has no metrics.jsonl")
+    for view, arguments, sentence in (
+        ("curves", {"names": "reward"}, "has no metrics.jsonl"),
+        ("lanes", {}, "has no record/events.jsonl, of which lanes are made"),
+        ("options", {}, "options.json is broken: copy it again"),
+    ):
+        with pytest.raises(Mistake, match=sentence):
+            answer(runs, view, arguments)
+    with pytest.raises(NoRecord, match=r"options.json is broken: .*; copy it again"):
+        RunRecord(directory).options()
 
 
 def test_marks_are_the_events_with_the_step_that_was_under_way(runs: Runs) -> None:
@@ -185,6 +236,12 @@ def test_health_has_the_newest_warnings_of_the_log(runs: Runs) -> None:
     warnings = [event for event in lines("record/events.jsonl") if event["kind"] == "warning"]
     assert view["warnings"] == [{"unix": w["unix"], "level": w["level"], "text": w["text"]} for w in warnings]
     assert len(warnings) == 2
+
+
+def test_rules_of_health_say_when_they_fire(runs: Runs) -> None:
+    rules = {rule["name"]: rule["fires_when"] for rule in answer(runs, "health", {})["rules"]}
+    assert rules["cut_off_answers"] == "all_groups/val/stop_rate is below 0.75 in each of 10 steps, and does not rise"
+    assert all(rules.values())
 
 
 def test_alarms_of_health_are_those_of_the_steps_that_count(runs: Runs) -> None:

@@ -1,5 +1,6 @@
 """Every number of the views of a step is computed again from the record's table, without the code of the views."""
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -11,6 +12,7 @@ import pytest
 from made_records import REWARD, shared_record, tokenizer
 
 from open_instruct.record import open_log
+from open_instruct.watch import rewards as rewards_of_steps
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.views import answer
@@ -106,6 +108,32 @@ def test_reward_of_a_step_is_that_of_its_metrics(runs: Runs) -> None:
             assert answer(runs, "step", {"step": str(step)})["summary"]["reward"] == pytest.approx(reward)
 
 
+def test_step_is_compared_with_the_step_before(runs: Runs) -> None:
+    rewards = [answer(runs, "step", {"step": str(step)})["summary"]["reward"] for step in range(1, 13)]
+    errors = [answer(runs, "step", {"step": str(step)})["summary"]["standard_error"] for step in range(1, 13)]
+    for step in (2, 5, 12):
+        before = answer(runs, "step", {"step": str(step)})["summary"]["before"]
+        assert before["step"] == step - 1
+        assert before["difference"] == pytest.approx(rewards[step - 1] - rewards[step - 2])
+        assert before["standard_error"] == pytest.approx((errors[step - 1] ** 2 + errors[step - 2] ** 2) ** 0.5)
+        sizes = [abs(after - earlier) for earlier, after in itertools.pairwise(rewards)]
+        assert before["num_as_large"] == sum(size >= abs(before["difference"]) - 1e-6 for size in sizes)
+        assert before["num_steps"] == 11
+        assert f"from that of step {step - 1}, " in before["text"]
+    assert answer(runs, "step", {"step": "1"})["summary"]["before"] is None
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        (0.19, "1.9 times the standard error of the difference (0.1): chance alone explains"),
+        (-0.21, "2.1 times the standard error of the difference (0.1): more than chance alone"),
+    ],
+)
+def test_jump_of_more_than_two_standard_errors_is_more_than_chance(difference: float, words: str) -> None:
+    assert words in rewards_of_steps._sentence(4, difference, 0.1, 3, 9)
+
+
 def test_steps_around_a_step_are_those_of_the_metrics(runs: Runs) -> None:
     curves = answer(runs, "curves", {"names": "reward"})
     rewards = dict(zip(curves["step"], curves["values"]["all_groups/scores"], strict=True))
@@ -132,6 +160,9 @@ FILTERS = [
 def test_filters_keep_the_samples_that_they_name(runs: Runs, filters: dict[str, str], passes: Any) -> None:
     num_kept = 0
     for step in STEPS:
+        verifiers = {verdict["name"] for row in raw(step) for verdict in row["verdicts"]}
+        if filters.get("verifier") not in (None, *verifiers):
+            continue
         view = answer(runs, "step", {"step": str(step), "limit": "1000", **filters})
         kept = {key(row) for row in raw(step) if passes(row)}
         assert {key(sample) for sample in view["samples"]} == kept

@@ -142,14 +142,14 @@ def test_cost_adds_up_token_by_token(runs: Runs) -> None:
     zero = [{row["score"] for row in rows} for rows in groups.values() if rows[0]["outcome"] == "zero_std"]
     assert view["left_out_groups"]["zero_std"] == {"all right": zero.count({1.0}), "all wrong": zero.count({0.0})}
     assert sum(view["left_out_groups"]["zero_std"].values()) == outcomes["zero_std"]
-    solved = [
+    right_groups = [
         rows for rows in groups.values() if rows[0]["outcome"] != "too_old" and any(r["score"] == 1 for r in rows)
     ]
-    assert view["solved_groups"] == len(solved)
+    assert view["groups_with_a_right_response"] == len(right_groups)
     seconds = view["seconds"]
     assert (seconds["steps"], seconds["waiting"], seconds["learners"], seconds["sync"]) == (120.0, 36.0, 72.0, 12.0)
     assert seconds["waiting_share"] == pytest.approx(0.3)
-    assert seconds["per_solved_prompt"] == pytest.approx(120.0 / len(solved))
+    assert seconds["per_group_with_a_right_response"] == pytest.approx(120.0 / len(right_groups))
     assert view["dollars"] == 0.5
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from made_records import copy_of, make_large, shared_record
 
 from open_instruct.watch.__main__ import help_of_views, main, read_words
+from open_instruct.watch.json_text import to_text
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.views import VIEWS, answer
@@ -31,6 +33,20 @@ def test_views_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(worst["samples"]) == 3
     assert list(said(capsys, "curves", "--names", "reward")["values"]) == ["all_groups/scores"]
     assert said(capsys) == answer(runs, "runs", {})
+
+
+def test_samples_of_a_step_come_before_its_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    names = list(said(capsys, "step", "5", "--worst", "3"))
+    assert names.index("samples") < names.index("groups")
+
+
+@pytest.mark.parametrize(
+    "value", [{}, [], None, "é\n", [1, 2.5, None, "a"], {"a": [], "b": {}, "c": [[1, 2], [{"d": [True, "x"]}]]}, [[]]]
+)
+def test_json_has_lists_of_scalars_on_a_line(value: Any) -> None:
+    text = to_text(value)
+    assert json.loads(text) == value
+    assert "[1, 2" not in json.dumps(value) or "[1, 2" in text
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,16 @@ def test_words_become_arguments(line: str, values: dict[str, str]) -> None:
             "the record has no evaluation of plus at version 3. It has: minus at 0, plus at 0, minus at 5, plus at 5.",
         ),
         ("search", "search needs 'text'"),
+        ("step 5 --limit -1", "limit has to be 0 or more, not -1."),
+        ("step 5 --offset -2", "offset has to be 0 or more, not -2."),
+        ("step 5 --outcome lost", "step 5 has no outcome 'lost'. It has to be one of: consumed, "),
+        ("step 5 --verifier none", "step 5 has no verifier 'none'. It has to be one of: "),
+        ("export_rows 5 --source none", "step 5 has no source 'none'. It has to be one of: train."),
+        (
+            "step 5 --worst 3 --best 3",
+            "--worst and --best are two orders. Give one of: best, worst, longest, shortest,",
+        ),
+        ("lanes 5 3", "the steps 5 and 3 are reversed: lanes 3 5."),
         ("curves --run 4", "there is no run 4: 1 were found, numbered from 0."),
     ],
 )
@@ -81,6 +107,31 @@ def test_what_a_user_can_correct_is_one_sentence_and_exit_code_2(
     assert output.out == ""
     assert sentence in output.err
     assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["row", ""], ["why", ""], ["search", ""], ["step", "", "--worst", "3"]])
+def test_empty_argument_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main([str(shared_record().directory), "--json", *words]) == 2
+    assert re.fullmatch(rf"watch: {words[0]} needs '\w+': .*\n", capsys.readouterr().err)
+
+
+def test_option_that_cannot_be_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, absent = str(shared_record().directory), tmp_path / "absent"
+    for words, sentence in (
+        ([run, "--port", "99999"], "--port 99999: a port is a number from 1 to 65535."),
+        (
+            [run, str(absent), "--json", "runs"],
+            f"{absent}: there is no such directory. Give the --output_dir of a run,",
+        ),
+        ([run, "--export", str(absent / "x.html")], f"there is no directory {absent}. Make it, or give another"),
+    ):
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert sentence in error
+        assert error.count("\n") == 1
+    assert not absent.exists()
 
 
 def test_directory_without_a_run_is_a_sentence_and_exit_code_2(
@@ -121,9 +172,28 @@ def test_help_names_every_view_with_what_it_shows() -> None:
         assert len(view.help) > 30
 
 
+def test_help_of_one_view_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(shared_record().directory), "--json", "help", "step"]) == 0
+    assert capsys.readouterr().out == f"{VIEWS['step'].usage}\n    {VIEWS['step'].help}\n"
+    assert main([str(shared_record().directory), "--json", "help", "stip"]) == 2
+    assert "Did you mean step?" in capsys.readouterr().err
+
+
 def test_page_has_every_view_with_its_arguments() -> None:
-    table = PAGE.read_text().partition("## The views")[2]
+    table = PAGE.read_text().partition("## The views")[2].partition("## ")[0]
     assert re.findall(r"^\| `(\w+.*?)` \|", table, flags=re.MULTILINE) == [view.usage for view in VIEWS.values()]
+
+
+def test_page_explains_every_number_of_cost_and_every_lane() -> None:
+    runs = Runs([shared_record().directory])
+    text = PAGE.read_text().partition("## Numbers of cost")[2]
+    view = answer(runs, "cost", {})
+    names = {*view, *view["tokens"], *view["seconds"]} - {"torn", "seconds", "solved"}
+    assert [name for name in names if not re.search(rf"`[^`]*\b{name}\b[^`]*`", text)] == []
+    lanes = answer(runs, "lanes", {})["lanes"]
+    assert [lane["name"] for lane in lanes if f"`{lane['name']}`" not in text] == []
+    kinds = {span["kind"] for lane in lanes for span in lane["spans"]}
+    assert [kind for kind in kinds if f"`{kind}`" not in text] == []
 
 
 def test_commands_for_the_twelve_questions_are_views() -> None:
@@ -132,13 +202,13 @@ def test_commands_for_the_twelve_questions_are_views() -> None:
     assert len(rows) == 12
     runs = Runs([shared_record().directory])
     for commands in (re.findall(r"`([a-z]+(?: [^`]*)?)`", row) for row in rows):
-        name, values = read_words(commands[0].split())
+        name, values = read_words(shlex.split(commands[0]))
         problem = ""
         try:
             answer(runs, name, values)
         except Mistake as mistake:  # its numbers are of a longer run
             problem = str(mistake)
-        assert re.search(r"^$|has no step|is no row", problem)
+        assert re.search(r"^$|(has|have) no step|is no row", problem)
 
 
 def test_large_run_opens_in_two_seconds_and_500_mb(tmp_path: Path) -> None:

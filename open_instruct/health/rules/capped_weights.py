@@ -12,6 +12,7 @@ SHARE = 0.01
 @RULES.register(
     "capped_weights",
     metrics=["val/rho_clipfrac"],
+    fires_when=f"val/rho_clipfrac is above {SHARE:.0%} on average over {STEPS} steps",
     cure="Lower --async_steps or --learning_rate.",
     link=f"{PAGE}#is-the-step-sound",
 )

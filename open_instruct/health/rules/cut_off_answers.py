@@ -12,6 +12,7 @@ LEAST = 0.75
 @RULES.register(
     "cut_off_answers",
     metrics=["all_groups/val/stop_rate"],
+    fires_when=f"all_groups/val/stop_rate is below {LEAST} in each of {STEPS} steps, and does not rise",
     cure="Raise --response_length, or set a price for length: --overlong_buffer_len or --non_stop_penalty.",
     link=f"{PAGE}#do-the-answers-stay-sane",
 )

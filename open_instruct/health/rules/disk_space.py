@@ -11,6 +11,7 @@ GIB = 2**30
 @RULES.register(
     "disk_space",
     metrics=["storage/free_bytes", "storage/checkpoint_bytes"],
+    fires_when=f"after a checkpoint the disk has room for fewer than {CHECKPOINTS} more",
     cure="Make room, give another --checkpoint_state_dir, or keep fewer: --keep_last_n_checkpoints.",
     link=f"{PAGE}#does-it-use-the-machine",
 )

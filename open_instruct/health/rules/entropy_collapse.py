@@ -14,6 +14,8 @@ SOLVED = 0.9
 @RULES.register(
     "entropy_collapse",
     metrics=["policy/entropy_avg", REWARD],
+    fires_when=f"the entropy falls to less than {SHARE:.0%} of itself within {STEPS} steps, the reward does not rise, "
+    f"and at most {SOLVED:.0%} of the answers are right",
     cure="Lower --learning_rate, raise --clip_higher or --beta, or set --entropy_coef.",
     link=f"{PAGE}#do-the-answers-stay-sane",
 )

@@ -12,6 +12,7 @@ SHARE = 0.5
 @RULES.register(
     "equal_groups",
     metrics=["batch/filtered_prompts_nonzero", "all_groups/total_prompts"],
+    fires_when=f"in more than {SHARE:.0%} of the groups of {STEPS} steps all answers have the same reward, neither 0 nor 1",
     cure="Give rewards that tell the answers to one prompt apart: in finer grades, or by another verifier.",
     link=f"{PAGE}#does-it-learn",
 )

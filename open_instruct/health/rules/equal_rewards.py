@@ -12,6 +12,7 @@ ALIKE = 1e-6
 @RULES.register(
     "equal_rewards",
     metrics=[REWARD, "all_groups/scores_standard_error"],
+    fires_when=f"every group of {STEPS} steps has the same mean reward",
     cure="Read some answers, and see what the verifier or the reward function reads in them.",
     link=f"{PAGE}#a-run-of-zeros",
 )

@@ -12,6 +12,7 @@ ERRORS = 2
 @RULES.register(
     "evaluation_fall",
     metrics=["eval/scores", REWARD, "all_groups/scores_standard_error"],
+    fires_when=f"two evaluations are {FALL:.0%} below the best one, and training rose by {ERRORS} standard errors since",
     cure="Read transcripts/: the reward may be fooled, or the data learned by heart. Take more data, or a higher --beta.",
     link=f"{PAGE}#does-it-learn",
 )

@@ -13,6 +13,8 @@ FACTOR = 10
 @RULES.register(
     "gradient_jump",
     metrics=["optim/grad_norm"],
+    fires_when=f"the norm of the gradient is more than {FACTOR} times that of the {STEPS_BEFORE} steps before, "
+    f"as the median of {STEPS} steps",
     cure="Lower --learning_rate, or set --warmup_ratio 0.05.",
     link=f"{PAGE}#is-the-step-sound",
 )

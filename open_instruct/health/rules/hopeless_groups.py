@@ -12,6 +12,7 @@ SHARE = 0.5
 @RULES.register(
     "hopeless_groups",
     metrics=["batch/filtered_prompts_zero", "all_groups/total_prompts", REWARD],
+    fires_when=f"more than {SHARE:.0%} of the groups of {STEPS} steps have only wrong answers, and the reward does not rise",
     cure="See whether verifier, labels and format fit; then take easier data, or raise --num_samples_per_prompt_rollout.",
     link=f"{PAGE}#a-run-of-zeros",
 )

@@ -13,6 +13,8 @@ LEAST_S = 1800.0
 @RULES.register(
     "idle_engines",
     metrics=["engines/busy_share", "time/total", "num_steps_off_policy_max"],
+    fires_when=f"engines idle for more than {SHARE:.0%} of {STEPS} steps, and for more than {LEAST_S / 60:.0f} minutes, "
+    "in a run that generates ahead",
     cure="Give more of the machine to learners, raise --pack_length, or set --compile_model on a GPU.",
     link=f"{PAGE}#does-it-use-the-machine",
 )

@@ -15,6 +15,7 @@ KL = "objective/kl2_avg"
 @RULES.register(
     "kl_explosion",
     metrics=[KL],
+    fires_when=f"the KL to the reference is above {LEAST} per token, and more than {FACTOR} times that of {STEPS} steps before",
     cure="Raise --beta, or lower --learning_rate.",
     link=f"{PAGE}#is-the-step-sound",
 )

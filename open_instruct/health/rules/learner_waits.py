@@ -13,6 +13,8 @@ LEAST_S = 1800.0
 @RULES.register(
     "learner_waits",
     metrics=["time/trainer_waiting_for_data", "time/total", "num_steps_off_policy_max"],
+    fires_when=f"learners wait for more than {SHARE:.0%} of {STEPS} steps, and for more than {LEAST_S / 60:.0f} minutes, "
+    "in a run that generates ahead",
     cure="Give more of the machine to engines, shorten answers, or set --streaming or --async_steps 2.",
     link=f"{PAGE}#does-it-use-the-machine",
 )

@@ -13,6 +13,7 @@ FACTOR = 1.5
 @RULES.register(
     "length_growth",
     metrics=["all_groups/val/sequence_lengths", REWARD],
+    fires_when=f"answers grow to more than {FACTOR} times their length within {STEPS} steps, and the reward does not rise",
     cure="Set a price for length (--overlong_buffer_len), or divide the loss otherwise: --loss_fn dr_grpo.",
     link=f"{PAGE}#do-the-answers-stay-sane",
 )

@@ -15,6 +15,8 @@ DIFFERENCE = "debug/vllm_vs_local_logprob_diff_mean"
 @RULES.register(
     "logprob_drift",
     metrics=[DIFFERENCE],
+    fires_when=f"log-probs of engine and learner differ by more than {MOST} in two steps in a row, "
+    f"or by more than {LEAST} and {FACTOR} times as much as at first, as medians of {STEPS} steps",
     cure="Set --async_steps 0: if the difference stays, the engine has wrong weights; else lower --learning_rate.",
     link=f"{PAGE}#is-the-step-sound",
 )

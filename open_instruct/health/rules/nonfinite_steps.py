@@ -8,6 +8,7 @@ from open_instruct.health.rule import PAGE, RULES, Row
 @RULES.register(
     "nonfinite_steps",
     metrics=["optim/nonfinite_steps"],
+    fires_when="optim/nonfinite_steps is above 0",
     cure="Lower --learning_rate, or set --warmup_ratio 0.05.",
     link=f"{PAGE}#is-the-step-sound",
 )

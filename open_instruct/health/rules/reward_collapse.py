@@ -14,6 +14,8 @@ ERROR = "all_groups/scores_standard_error"
 @RULES.register(
     "reward_collapse",
     metrics=[REWARD, ERROR],
+    fires_when=f"the mean reward of {STEPS} steps is below {SHARE:.0%} of the best {STEPS} before, "
+    f"and {ERRORS} standard errors below them or more",
     cure="Go on from the checkpoint before the fall with a lower --learning_rate, or with --beta.",
     link=f"{PAGE}#does-it-learn",
 )

@@ -10,6 +10,7 @@ SHARE = 0.5
 @RULES.register(
     "slow_engine",
     metrics=["engines/slowest_share"],
+    fires_when=f"an engine makes less than {SHARE:.0%} of the tokens per second of the median engine, over 20 steps",
     cure="Look for another program on its device, a device that is too hot, or a slow node.",
     link=f"{PAGE}#does-it-use-the-machine",
 )

@@ -15,6 +15,8 @@ PARTS = "trainer_waiting_for_data", "learners", "weight_sync", "saving", "waitin
 @RULES.register(
     "slow_step",
     metrics=["time/total"],
+    fires_when=f"a step takes more than {FACTOR} times the median of the {STEPS_BEFORE} steps before, "
+    f"and more than {LEAST_S / 60:.0f} minutes",
     cure="See what the log says of these minutes: an engine, a verifier or a disk may have hung.",
     link=f"{PAGE}#does-it-use-the-machine",
 )

@@ -12,6 +12,7 @@ SHARE = 0.99
 @RULES.register(
     "solved_data",
     metrics=["all_groups/percent_solved_mean"],
+    fires_when=f"{SHARE:.0%} of the answers of {STEPS} steps are right, or more",
     cure="Read some answers: if they are right, take harder data or end the run; if not, the verifier is fooled.",
     link=f"{PAGE}#does-it-learn",
 )

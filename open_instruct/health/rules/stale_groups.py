@@ -12,6 +12,7 @@ SHARE = 0.1
 @RULES.register(
     "stale_groups",
     metrics=["stale_results_dropped", "all_groups/total_prompts"],
+    fires_when=f"more than {SHARE:.0%} of the groups of {STEPS} steps are thrown away for their age",
     cure="Raise --max_staleness_allowed, or lower --async_steps, so that fewer answers are begun ahead.",
     link=f"{PAGE}#is-the-step-sound",
 )

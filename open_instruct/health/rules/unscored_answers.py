@@ -14,6 +14,7 @@ PROMPTS = "all_groups/total_prompts", "batch/total_prompts", "real_batch_size_ra
 @RULES.register(
     "unscored_answers",
     metrics=["objective/not_scored", "episode", *PROMPTS],
+    fires_when=f"more than {SHARE:.0%} of the answers of up to {STEPS} steps are not scored, and of {LEAST_STEPS} at least",
     cure="The log says why, once a minute: a verifier is too slow (--verifier_timeout_s) or raises errors.",
     link=f"{PAGE}#does-it-learn",
 )

@@ -186,14 +186,19 @@ function listen(u, steps, options) {
 // Bars that are buttons: edges are values between which a bar counts.
 export function histogram({ edges, counts }, current, choose) {
   const most = Math.max(1, ...counts);
+  // The extremes are in the middle of the outer bars: no value is beyond them.
+  const half = (edges[1] - edges[0]) / 2;
+  const [least, greatest] = [edges[0] + half, edges.at(-1) - half];
+  const clean = (value) => (Math.abs(value) < 1e-9 ? 0 : value);
+  const within = (value) => number(clean(Math.max(least, Math.min(greatest, value))), 2);
   const bars = counts.map((count, at) => {
     const [low, high] = [edges[at], edges[at + 1]];
     const chosen = current && Math.abs(current[0] - low) < 1e-9 && Math.abs(current[1] - high) < 1e-9;
-    const name = `${number(low)} to ${number(high)}: ${count} responses`;
+    const name = counts.length > 1 ? `${within(low)} to ${within(high)}: ${count} responses` : `${within(low)}: ${count} responses`;
     const bar = h("span", { class: "bar", style: { height: `${count ? Math.max(3, (100 * count) / most) : 0}%` } });
     return h("button", { type: "button", class: "bin", title: name, "aria-label": name, "aria-pressed": String(Boolean(chosen)), disabled: !count, onclick: () => choose(chosen ? null : [low, high]) }, h("span", { class: "count" }, count || ""), h("span", { class: "column" }, bar));
   });
-  const labels = [edges[0], edges[Math.floor(edges.length / 2)], edges.at(-1)].map((edge) => h("span", {}, number(edge, 2)));
+  const labels = (counts.length > 1 ? [least, (least + greatest) / 2, greatest] : [least]).map((value) => h("span", {}, number(clean(value), 2)));
   return h("div", { class: "histogram" }, h("div", { class: "bins" }, bars), h("div", { class: "bin-edges" }, labels));
 }
 

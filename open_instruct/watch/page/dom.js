@@ -59,6 +59,15 @@ export function excerpt(value, length = 160) {
   return shown(line.length > length ? line.slice(0, length - 1) + "…" : line);
 }
 
+// The beginning and the end of a name, such as the place of a row, whose end tells it apart.
+export function middle(value, length = 44) {
+  const text = String(value ?? "");
+  const head = Math.floor(length / 3);
+  const element = shown(text.length > length ? `${text.slice(0, head)}…${text.slice(head + 1 - length)}` : text);
+  element.title = visible(text);
+  return element;
+}
+
 export const isKnown = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 
 const withMinus = (digits) => digits.replace(/^-/, "−");
@@ -120,6 +129,8 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
+// What an answer goes on without.
+export const tornNotes = (...answers) => [...new Set(answers.flatMap((answer) => answer.torn || []))].map((sentence) => h("p", { class: "notice" }, shown(sentence)));
 export const card = (title, ...children) => h("section", { class: "card" }, title && h("h2", {}, title), children);
 export const empty = (title, ...text) => h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));
 export const chip = (label, kind, title) => h("span", { class: `chip ${kind || ""}`, title }, label);

@@ -41,7 +41,8 @@ export class ExportedRun {
   }
 
   missing(what) {
-    return new Problem(`${what}: not in this file. ${this.about.left_out.join(" ")}`);
+    const [about] = this.views["runs?"];
+    return new Problem(`${what}: not in this file. To see it, open the run where its files are: python -m open_instruct.watch ${about.directory}. ${this.about.left_out.join(" ")}`);
   }
 
   // A block is unpacked when it is first looked at.
@@ -193,12 +194,12 @@ function answersOf(group) {
   return { step, prompt_id, attempt, source, ground_truth, outcome, version: ends[0]?.oldest_version ?? null, rewards: ends.map((sample) => sample.reward), share: isKnown ? ends.filter((sample) => sample.is_right).length / ends.length : null, texts: ends.map((sample) => sample.text) };
 }
 
-// As `verdict` of the views: a group is solved if at least half of its responses are right.
+// As `verdict` of the views: a group is mostly right if at least half of its responses are.
 function verdictOf(shares) {
   if (shares.some((share) => share === null)) return "not known";
   if (shares.length === 1) return "once";
-  if (!shares.some((share) => share > 0)) return "never solved";
-  if (shares.at(-1) >= 0.5) return "solved";
+  if (!shares.some((share) => share > 0)) return "never right";
+  if (shares.at(-1) >= 0.5) return "mostly right";
   return Math.max(...shares.slice(0, -1)) >= 0.5 ? "forgotten" : "mixed";
 }
 

@@ -3,7 +3,7 @@
 import { address, change, current, go, ofRun } from "./address.js";
 import { COLOURS, MARK_COLOURS, chart } from "./charts.js";
 import { ask, askRuns } from "./data.js";
-import { card, chip, clock, command, empty, excerpt, facts, fixed, h, isKnown, link, number, segments, select, share, shown, table } from "./dom.js";
+import { card, chip, clock, command, empty, excerpt, facts, fixed, h, isKnown, link, number, segments, select, share, shown, table, tornNotes } from "./dom.js";
 
 const STATES = { running: "good", ended: "plain", interrupted: "warn", failed: "bad", killed: "bad" };
 const AXES = [["step", "step"], ["tokens", "tokens"], ["time", "time"]];
@@ -36,7 +36,7 @@ export async function runsPage() {
     { title: "reward", number: true, cell: (row) => fixed(row.reward, 3) },
     { title: "evaluations", cell: (row) => evaluationsOf(row) },
   ];
-  return [h("div", { class: "title-row" }, h("h1", {}, "Runs"), compare), h("p", { class: "lead" }, "Two to eight that are ticked can be laid over each other."), table(columns, runs, { label: "runs" })];
+  return [h("div", { class: "title-row" }, h("h1", {}, "Runs"), compare), tornNotes(...runs), h("p", { class: "lead" }, "Two to eight that are ticked can be laid over each other."), table(columns, runs, { label: "runs" })];
 }
 
 const evaluationsOf = (row) => h("span", {}, Object.entries(row.evaluations || {}).map(([set, result]) => h("span", { class: "pair" }, shown(set), " ", h("b", {}, share(result.share)), h("span", { class: "hint" }, ` v${result.version}`))));
@@ -93,7 +93,7 @@ export async function curvesPage(run, _, query) {
     ["last written", clock([...curves.unix].reverse().find(isKnown), true)],
   ]);
   const isTrained = curves.step.some((step) => step > 0);
-  if (!curves.step.length) return [title, summary, noStep(run)];
+  if (!curves.step.length) return [title, summary, curves.problem && h("p", { class: "notice" }, curves.problem), noStep(run)];
   const x = axisOf(curves, query.x);
   const marks = [...(curves.marks || []), ...(await firstAlarm(run))];
   const hidden = new Set((query.hide ?? "sync").split(",").filter((kind) => kind !== "none"));

@@ -3,7 +3,7 @@
 import { change, current, go, ofRun } from "./address.js";
 import { histogram } from "./charts.js";
 import { ask, askRuns, isExported } from "./data.js";
-import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table } from "./dom.js";
+import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table, tornNotes } from "./dom.js";
 import { QUANTITIES, tokenFacts, tokenText } from "./tokens.js";
 
 const PAGE_SIZE = 50;
@@ -61,6 +61,7 @@ export async function stepPage(run, parts, query) {
   try {
     answer = await ask("step", { run, step, ...filters, sort: query.sort || "issue", seed: query.seed, limit: PAGE_SIZE, offset: query.offset });
   } catch (problem) {
+    if (FILTERS.some((name) => query[name])) return [stepTitle(run, step, steps, null), empty("No response matches.", problem.message, " ", h("button", { type: "button", onclick: clearFilters }, "Clear the filters"))];
     if (steps.length || parts.length) return [stepTitle(run, step, steps, null), empty(`Step ${step} is not in the record.`, problem.message)];
     return [h("h1", {}, "Step"), empty("Nothing is sampled yet.", "The first scored group appears here as soon as a step takes it.")];
   }
@@ -70,11 +71,12 @@ export async function stepPage(run, parts, query) {
     stepTitle(run, step, steps, answer),
     tokenizerProblem(answer),
     stepSummary(run, answer),
+    !answer.is_open && h("p", {}, link(ofRun(run, ["tokens", step]), "tokens on which engine and learner differ most")),
     h("div", { class: "columns" }, card("Rewards", answer.histogram.counts.length ? histogram(answer.histogram, rewardBin(query), chooseBin(answer)) : h("p", { class: "hint" }, "no responses")), card("Groups", outcomes(answer.counts), groupTiles(run, step, answer.groups))),
     filterBar(answer, query, isFiltered),
     answer.samples.length ? sampleList(run, step, answer.samples, low, high) : empty("No response matches.", isFiltered ? h("button", { type: "button", onclick: clearFilters }, "Clear the filters") : "The step has no scored group yet."),
     pager(answer, query),
-    h("div", { class: "toolbar" }, answer.samples.length > 0 && h("button", { type: "button", onclick: () => exportRows(run, step, filters) }, `Export ${many(answer.num_matching, "row")} for training`), !answer.is_open && !isExported() && link(ofRun(run, ["tokens", step]), "tokens on which engine and learner differ most"), !isExported() && command(`python -m open_instruct.watch ${about.directory || "DIR"} --json step ${step}${query.sort ? ` --sort ${query.sort}` : ""}`)),
+    h("div", { class: "toolbar" }, answer.samples.length > 0 && h("button", { type: "button", onclick: () => exportRows(run, step, filters) }, `Export ${many(answer.num_matching, "row")} for training`), !isExported() && command(`python -m open_instruct.watch ${about.directory || "DIR"} --json step ${step}${query.sort ? ` --sort ${query.sort}` : ""}`)),
   ];
 }
 
@@ -99,15 +101,18 @@ function stepSummary(run, answer) {
   const summary = answer.summary;
   if (!summary || !summary.num_groups) return null;
   const around = summary.around;
-  return facts([
-    ["reward", `${number(summary.reward)}${isKnown(summary.standard_error) ? ` ± ${number(summary.standard_error, 2)}` : ""}`],
-    around && [`mean of steps ${around.steps[0]} to ${around.steps.at(-1)}`, `${number(around.mean)} ± ${number(around.standard_deviation, 2)}`],
+  const pairs = facts([
+    ["reward", number(summary.reward)],
+    isKnown(summary.standard_error) && ["its standard error", number(summary.standard_error)],
+    around && [`mean of steps ${around.steps[0]} to ${around.steps.at(-1)} without this one`, number(around.mean)],
+    around && ["their standard deviation", number(around.standard_deviation)],
     ["groups", number(summary.num_groups)],
     ["all right", number(summary.all_right)],
     ["all wrong", number(summary.all_wrong)],
     ["mixed", number(summary.mixed)],
     ["responses", number(answer.num_samples)],
   ]);
+  return [pairs, summary.before && h("p", { class: "hint" }, summary.before.text)];
 }
 
 // A tile for each group, the fuller the more of its responses are right.
@@ -309,7 +314,7 @@ export async function whyPage(run, parts) {
     { title: "outcome", cell: (row) => outcomeChip(row.outcome) },
     { title: "rewards", cell: (row) => rewardRow(row.rewards) },
   ];
-  return [h("h1", {}, "Why? ", shown(answer.prompt_id)), card(null, h("div", { class: "sentences" }, answer.sentences.map((sentence) => h("p", {}, shown(sentence)))), isKnown(answer.row) && h("p", {}, link(ofRun(run, ["row", answer.row]), "The same row over time"))), answer.attempts.length > 0 && card("Attempts", table(columns, answer.attempts, { label: "attempts" }))];
+  return [h("h1", {}, "Why? ", shown(answer.prompt_id)), tornNotes(answer), card(null, h("div", { class: "sentences" }, answer.sentences.map((sentence) => h("p", {}, shown(sentence)))), isKnown(answer.row) && h("p", {}, link(ofRun(run, ["row", answer.row]), "The same row over time"))), answer.attempts.length > 0 && card("Attempts", table(columns, answer.attempts, { label: "attempts" }))];
 }
 
 function rewardRow(rewards) {
@@ -317,7 +322,7 @@ function rewardRow(rewards) {
   return h("span", { class: "rewards" }, rewards.map((reward) => rewardChip(reward, Math.min(0, low ?? 0), Math.max(0, high ?? 0))));
 }
 
-const VERDICTS = { solved: "good", forgotten: "bad", "never solved": "bad", mixed: "warn", once: "plain" };
+const VERDICTS = { "mostly right": "good", forgotten: "bad", "never right": "bad", mixed: "warn", once: "plain" };
 
 export async function rowPage(run, parts) {
   const answer = await ask("row", { run, row: parts[0] });
@@ -326,6 +331,7 @@ export async function rowPage(run, parts) {
   return [
     crumbs(link(ofRun(run, ["search"]), "search"), "a row over time"),
     h("div", { class: "title-row" }, h("h1", {}, shown(answer.row)), chip(answer.verdict, VERDICTS[answer.verdict])),
+    tornNotes(answer),
     facts([["ground truth", isKnown(answer.ground_truth) ? shown(answer.ground_truth) : "–"], ["source", isKnown(answer.source) ? shown(answer.source) : null], ["sampled", many(answer.groups.length, "time")], ["evaluated", evaluations.length ? many(evaluations.length, "time") : null]]),
     groups,
     evaluations.length > 0 && [h("h2", {}, "Evaluations"), evaluations],
@@ -350,7 +356,7 @@ export async function searchPage(run, _, query) {
   const answer = await ask("search", { run, text, limit: 100 });
   const samples = Array.isArray(answer) ? answer : answer.samples;
   const [low, high] = rangeOf(samples);
-  return [title, field, h("p", { class: "hint" }, `${many(samples.length, "response")} with “`, shown(text), "”, the newest steps first."), samples.length ? sampleList(run, null, samples, low, high) : empty("No response has this text.", "The search reads the newest steps.")];
+  return [title, field, tornNotes(answer), h("p", { class: "hint" }, `${many(samples.length, "response")} with “`, shown(text), "”, the newest steps first."), samples.length ? sampleList(run, null, samples, low, high) : empty("No response has this text.", "The search reads the newest steps.")];
 }
 
 // --- evaluations as samples -------------------------------------------------------------------------------------------------

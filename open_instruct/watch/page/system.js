@@ -3,7 +3,7 @@
 import { change, ofRun } from "./address.js";
 import { COLOURS, chart, svg } from "./charts.js";
 import { ask, askRuns, isExported } from "./data.js";
-import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, number, segments, select, share, shown, table } from "./dom.js";
+import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, middle, number, segments, select, share, shown, table, tornNotes } from "./dom.js";
 
 // --- lanes ------------------------------------------------------------------------------------------------------------
 
@@ -39,6 +39,7 @@ export async function lanesPage(run, _, query) {
   return [
     title,
     h("p", { class: "lead" }, "What engines, learners and driver did over time. Move the slider to see one moment."),
+    tornNotes(answer),
     stepWindow(answer.from_step ?? from, answer.to_step ?? to, steps[0] || 0, last),
     h("section", { class: "card" }, legend, h("div", { class: "lane-box" }, picture.element), h("div", { class: "lane-slider" }, slider), moment),
     card("Idle", table([{ title: "lane", class: "nowrap", cell: (lane) => shown(lane.name) }, { title: "idle", number: true, cell: (lane) => share(lane.idle_share) }, { title: "", class: "wide", cell: (lane) => shareBar(lane.idle_share) }], answer.lanes, { label: "idle time" })),
@@ -146,12 +147,12 @@ export async function healthPage(run) {
     h("article", { class: "card alarm" }, h("div", { class: "title-row small" }, chip(alarm.rule, "bad"), isKnown(alarm.step) && link(ofRun(run, ["step", alarm.step]), `step ${alarm.step}`)), h("p", {}, shown(alarm.text)), alarm.cure && h("p", { class: "cure" }, shown(alarm.cure)), h("p", { class: "meta" }, alarm.metric && link(ofRun(run, ["curves"], { names: alarm.metric }), shown(alarm.metric)), " ", safeLink(alarm.link))));
   const rules = [
     { title: "rule", cell: (rule) => h("code", {}, rule.name) },
-    { title: "alarm when", class: "wide", cell: (rule) => shown(rule.text) },
+    { title: "alarm when", class: "wide", cell: (rule) => shown(rule.fires_when || rule.text) },
   ];
   const warnings = [
     { title: "when", cell: (row) => h("span", { class: "nowrap" }, clock(row.unix, true)) },
     { title: "level", cell: (row) => chip(row.level || "warning", ["ERROR", "CRITICAL"].includes(row.level) ? "bad" : "warn") },
-    { title: "", class: "wide", cell: (row) => shown(row.text) },
+    { title: "", class: "wide", cell: (row) => shown(row.text, "lines") },
   ];
   return [
     h("h1", {}, "Health"),
@@ -166,7 +167,7 @@ export async function healthPage(run) {
 export async function evaluationsPage(run, _, query) {
   const answer = await ask("evaluations", { run });
   const title = h("h1", {}, "Evaluations");
-  if (!answer.table.length) return [title, empty("Nothing is evaluated yet.", "With --local_eval_every a run measures itself as it goes.")];
+  if (!answer.table.length) return [title, tornNotes(answer), empty("Nothing is evaluated yet.", "With --local_eval_every a run measures itself as it goes.")];
   const rows = [...answer.table].sort((left, right) => left.set.localeCompare(right.set) || right.version - left.version);
   const passAtK = [...new Set(rows.flatMap((row) => Object.keys(row.pass_at_k || {})))].sort((left, right) => Number(left) - Number(right)).filter((k) => k !== "1");
   const columns = [
@@ -183,7 +184,7 @@ export async function evaluationsPage(run, _, query) {
     return { name: set, x: own.map((row) => row.version), y: own.map((row) => row.pass_at_1 ?? row.share), steps: own.map((row) => row.version), colour: COLOURS[at % COLOURS.length] };
   });
   const legend = sets.length > 1 && h("div", { class: "legend" }, lines.map((line) => h("span", { class: "entry" }, h("i", { class: "swatch", style: { background: `var(${line.colour})` } }), shown(line.name))));
-  return [title, h("section", { class: "card" }, legend, chart(lines, { title: "pass@1 by version", xName: "step", height: 220, group: "evaluations", onPick: (version) => isKnown(version) && sets.length === 1 && (location.hash = ofRun(run, ["evaluation", sets[0], version])) })), await flips(run, rows, query), card("Results", table(columns, rows, { label: "results of evaluations" }))];
+  return [title, tornNotes(answer), h("section", { class: "card" }, legend, chart(lines, { title: "pass@1 by version", xName: "step", height: 220, group: "evaluations", onPick: (version) => isKnown(version) && sets.length === 1 && (location.hash = ofRun(run, ["evaluation", sets[0], version])) })), await flips(run, rows, query), card("Results", table(columns, rows, { label: "results of evaluations" }))];
 }
 
 async function flips(run, rows, query) {
@@ -199,7 +200,7 @@ async function flips(run, rows, query) {
   const gained = all.filter((row) => value(row.before) < value(row.after));
   const mark = (entry) => chip(typeof entry === "boolean" || entry === 0 || entry === 1 ? (entry ? "right" : "wrong") : share(entry, 0), value(entry) >= 1 ? "good" : value(entry) > 0 ? "warn" : "bad");
   const columns = [
-    { title: "row", cell: (row) => h("span", { class: "nowrap" }, shown(row.row)) },
+    { title: "row", cell: (row) => h("span", { class: "nowrap" }, link(ofRun(run, ["row", row.row]), middle(row.row))) },
     { title: `version ${before}`, class: "wide", cell: (row) => h("div", {}, mark(row.before), " ", excerpt(row.text_before)) },
     { title: `version ${after}`, class: "wide", cell: (row) => h("div", {}, mark(row.after), " ", excerpt(row.text_after)) },
   ];
@@ -216,7 +217,7 @@ async function flips(run, rows, query) {
 // --- cost ---------------------------------------------------------------------------------------------------------------
 
 const REASONS = { zero_std: "group scored alike", masked: "group cut off", too_old: "group too old" };
-const SECONDS = [["steps", "of all steps"], ["learners", "learners"], ["waiting", "waiting for data"], ["sync", "sending weights"], ["engines", "engines generating"], ["per_solved_prompt", "per solved prompt"]];
+const SECONDS = [["steps", "of all steps"], ["learners", "learners"], ["waiting", "waiting for data"], ["sync", "sending weights"], ["engines", "engines generating"], ["per_group_with_a_right_response", "for a group with a right response"]];
 
 export async function costPage(run) {
   const [answer, runs] = [await ask("cost", { run }), await askRuns()];
@@ -227,7 +228,8 @@ export async function costPage(run) {
   const pairs = SECONDS.map(([name, title]) => [title, isKnown(seconds[name]) ? duration(seconds[name]) : null]);
   return [
     h("h1", {}, "Cost"),
-    h("div", { class: "figures" }, figure(large(tokens.sampled), "tokens sampled"), figure(share(tokens.sampled ? tokens.trained / tokens.sampled : null, 0), "of them trained on"), figure(duration(seconds.per_solved_prompt), "for a solved prompt"), figure(share(seconds.waiting_share, 0), "of the time learners wait"), figure(share(seconds.engines_busy_share, 0), "of the time engines generate"), isKnown(answer.dollars) && figure(`$${answer.dollars.toFixed(2)}`, "for judges")),
+    tornNotes(answer),
+    h("div", { class: "figures" }, figure(large(tokens.sampled), "tokens sampled"), figure(share(tokens.sampled ? tokens.trained / tokens.sampled : null, 0), "of them trained on"), figure(duration(seconds.per_group_with_a_right_response), "for a group with a right response"), figure(share(seconds.waiting_share, 0), "of the time learners wait"), figure(share(seconds.engines_busy_share, 0), "of the time engines generate"), isKnown(answer.dollars) && figure(`$${answer.dollars.toFixed(2)}`, "for judges")),
     h("div", { class: "columns" }, card("What became of the tokens", bars(rows, (name) => name, "token"), h("p", { class: "hint" }, `Evaluations sampled ${large(tokens.evaluations)} more.`)), card("What became of the groups", bars(answer.groups, (name) => (name === "consumed" ? "trained on" : REASONS[name] || name), "group"), kinds.map((line) => h("p", { class: "hint" }, line)))),
     card("Time", facts(pairs)),
     !isExported() && card("Talk to the model", command(`python -m open_instruct.chat ${about.directory || "DIR"}`, "The newest model")),
