@@ -346,6 +346,7 @@ def recorded(plan: Plan) -> RecordedGroup:
         plan.step,
         began + 2.5,
         plan.set,
+        masks_cut_off=True,
     )
 
 
