@@ -123,7 +123,8 @@ def _unknown(run: Run, prompt_id: str, torn: TornFiles) -> str:
         return f"the record has no prompt {prompt_id!r}. Did you mean {near[0]}?"
     names = sorted(finished, key=prompt_number)
     hint = f"Prompts of finished steps are {names[0]} to {names[-1]}." if names else "No step has finished yet."
-    return f"the record has nothing of the prompt {prompt_id}: it was not issued, or has no scores yet. {hint}"
+    problem = f"the record has nothing of the prompt {prompt_id}: it was not issued, or has no scores yet."
+    return " ".join([problem, hint, *torn.sentences])
 
 
 def _spellings(prompt_id: str) -> tuple[str, str]:

@@ -385,6 +385,8 @@ def test_the_exported_file_tells_what_is_left_out(tab: Tab, folder: Path, tmp_pa
     export(Runs([folder / "a"]), tmp_path / "run.html")
     tab.open((tmp_path / "run.html").as_uri())
     assert "made: a file without a server" in tab.text(".notice")
+    tab.open((tmp_path / "run.html").as_uri() + "#/run/0/evaluation/plus/5/eval-5-2/1")
+    assert "Its tokens are not in this file. To see them, open the run" in tab.text("main")
     tab.open((tmp_path / "run.html").as_uri() + "#/run/0/step/12/train-56/1")
     assert (
         "not in this file. To see it, open the run where its files are: python -m open_instruct.watch a."

@@ -13,6 +13,7 @@ from made_records import MadeRecord, copy_of, make_record
 from open_instruct.record.reader import RunRecord, TornFile
 from open_instruct.watch.__main__ import main
 from open_instruct.watch.export import _Views, page_of
+from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.terminal import frame
 from open_instruct.watch.views import answer
@@ -78,6 +79,11 @@ def test_view_of_several_files_goes_on_and_names_it(
 ) -> None:
     view = answer(Runs([directory]), name, arguments)
     assert [sentence.split()[0] for sentence in view["torn"]] == files
+
+
+def test_prompt_that_may_be_in_the_file_is_refused_with_its_name(directory: Path) -> None:
+    with pytest.raises(Mistake, match=rf"has nothing of the prompt eval-5-1: .* {EVALUATION} is torn"):
+        answer(Runs([directory]), "why", {"prompt_id": "eval-5-1"})
 
 
 def test_runs_show_the_newest_evaluation_that_is_whole(directory: Path) -> None:

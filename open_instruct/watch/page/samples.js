@@ -272,7 +272,7 @@ export function tokenView(sample, query) {
   view.element.tokenMove = view.move;
   if (isKnown(query.token)) requestAnimationFrame(() => view.pin(Number(query.token)));
   view.element.classList.add("token-view");
-  return h("section", { class: "card token-card" }, h("div", { class: "toolbar" }, segments("colour", known, quantity, (colour) => change({ colour }))), h("div", { class: "token-columns" }, view.element, detail), tokens.length === 0 && h("p", { class: "hint" }, "The response has no tokens."));
+  return h("section", { class: "card token-card" }, h("div", { class: "toolbar" }, segments("colour", known, quantity, (colour) => change({ colour }))), h("div", { class: "token-columns" }, view.element, detail), tokens.length === 0 && h("p", { class: "hint" }, isExported() && sample.text ? "Its tokens are not in this file. To see them, open the run where its files are, with python -m open_instruct.watch." : "The response has no tokens."));
 }
 
 function sampleFacts(sample) {
