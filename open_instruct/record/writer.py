@@ -11,13 +11,11 @@ What cannot be written is left out with a warning, and the run goes on.
 
 import logging
 import math
-import os
 import queue
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -42,7 +40,6 @@ CONSUMED = "consumed"
 """Outcome of a group that is trained on."""
 LOG_AFTER_S = 1.0
 """How long a scored group may wait for others before it is written to the log; a crash loses as much."""
-LOWEST_PRIORITY = 19
 MOST_WAITING_BYTES = 2**30
 """Bytes of tokens that may wait to be written. On a disk that is too slow the record leaves out steps beyond that."""
 BYTES_PER_TOKEN = 32
@@ -181,8 +178,6 @@ class RecordWriter:
         return True
 
     def _write(self) -> None:
-        with suppress(OSError):  # of this thread alone: what trains and samples comes first
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         while (task := self._next_task()) is not None:
             self._do(task)
             self._do(lambda: self._log(time.monotonic() - LOG_AFTER_S))
