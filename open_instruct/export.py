@@ -11,7 +11,7 @@ The files are those of --save_traces and of --eval_completions, with the same co
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,16 +25,16 @@ from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.record.groups import ReadGroup, groups_of
 from open_instruct.record.reader import NoRecord, RunRecord, TornFile
 from open_instruct.report.metrics_file import write_lines
+from open_instruct.rollouts.evaluation_table import answer_rows
 from open_instruct.rollouts.rollout_record import TOO_OLD
 from open_instruct.rollouts.step_record import StepTraces, write_step_record
-from open_instruct.scored_groups import said_by_functions
+from open_instruct.scored_groups import CONSUMED
 from open_instruct.system.command_output import exit_code_of
 from open_instruct.system.counted import counted
-from open_instruct.verifiers.registry import import_verifiers, right_answers
+from open_instruct.verifiers.registry import import_verifiers
 
 FORMS = "transcripts", "rollouts", "samples", "completions"
 COMPLETIONS = "completions"
-CONSUMED = "consumed"
 
 
 class NothingToExport(ValueError):
@@ -110,29 +110,11 @@ def _export_evaluation(record: RunRecord, version: int, args: GRPOConfig, form: 
     limit = args.eval_completions
     chosen = [entry for entries in sets for entry in sorted(entries, key=_index)[: None if limit < 0 else limit]]
     tokenizer = read_tokenizer(args.tokenizer_name, args.revision_of_tokenizer, args.tokenizer_setup)
-    rows = [row for entry in sorted(chosen, key=_index) for row in _completions(entry, tokenizer)]
+    rows = []
+    for entry in sorted(chosen, key=_index):
+        question = {"set": entry.set, "row": entry.row, "source": entry.source, "ground_truth": entry.ground_truth}
+        rows += answer_rows(entry.group, entry.group.rewards(1.0), question, tokenizer)
     write_lines(Path(args.output_dir) / form / f"step_{version:06d}.jsonl", rows)
-
-
-def _completions(entry: ReadGroup, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """The answers of a group as rows of open-instruct's table (`evaluation_table.completions`)."""
-    group = entry.group
-    for number, sample in enumerate(group.samples):
-        yield {
-            **said_by_functions(group, number),
-            "set": entry.set,
-            "row": entry.row,
-            "source": entry.source,
-            "sample": number,
-            "prompt": tokenizer.decode(sample.prompt_ids, skip_special_tokens=False),
-            "response": tokenizer.decode(sample.response_ids, skip_special_tokens=False),
-            "scores": float(group.rewards(1.0)[number]),
-            "ground_truth": entry.ground_truth,
-            "right_answers": list(right_answers(group.dataset, entry.ground_truth)),
-            "dataset": group.dataset,
-            "finish_reason": sample.finish_reason,
-            "num_tokens": len(sample.response_ids),
-        }
 
 
 def _index(entry: ReadGroup) -> int:

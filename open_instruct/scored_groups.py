@@ -11,6 +11,8 @@ from open_instruct.data_types import GenerationResult, Sample
 
 ALIKE = 1e-6
 """Relative difference up to which rewards count as the same."""
+CONSUMED = "consumed"
+"""Fate of a group that is trained on."""
 PASSTHROUGH = "passthrough"
 """Name of the verifier that leaves rewards to the workflow and to reward functions."""
 

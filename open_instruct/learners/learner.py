@@ -206,7 +206,8 @@ class PolicyTrainerRayProcess(TrainRayActor):
                 losses = self._train_mini_batch(mini_batch, old_logprobs[number] if old_logprobs else None)
                 for loss in losses:
                     step.add(loss.sums, loss.mismatch if is_untouched else None)
-                step.remember_tokens(losses if epoch == 0 else [])
+                if epoch == 0:
+                    step.remember_tokens(losses)
                 step.divisor += self._divisor(mini_batch)
                 self._update(step, epoch * len(mini_batches) + number, mini_batch.num_global_tokens)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
 from open_instruct.record import schema
-from open_instruct.scored_groups import FunctionRewards, Reading, ScoredGroup, ScorePart
+from open_instruct.scored_groups import CONSUMED, FunctionRewards, Reading, ScoredGroup, ScorePart
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _group(rows: list[dict[str, Any]]) -> ReadGroup:
     ]
     return ReadGroup(
         _with_verdicts(group, rows),
-        trained if first["outcome"] == "consumed" else None,
+        trained if first["outcome"] == CONSUMED else None,
         first["outcome"],
         first["attempt"],
         first["row"],

@@ -12,7 +12,7 @@ import pyarrow as pa
 from open_instruct.data_types import Sample, TrainingSample
 from open_instruct.record import schema
 from open_instruct.record.schema import SAMPLES
-from open_instruct.scored_groups import Reading, ScoredGroup
+from open_instruct.scored_groups import CONSUMED, Reading, ScoredGroup
 from open_instruct.system.secret_masking import without_secrets
 
 LONGEST_TEXT = 10_000
@@ -210,12 +210,7 @@ def _offsets(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 def _versions(samples: Sequence[Sample]) -> np.ndarray:
     """(tokens of all samples,) int32: the version that sampled each token."""
-    spans: list[tuple[int, int]] = []
-    for sample in samples:
-        spans += sample.version_spans
-        num_missing = len(sample.response_ids) - sum(number for _, number in sample.version_spans)
-        if num_missing:  # of a workflow that says nothing of its last tokens
-            spans.append((sample.version_spans[-1][0] if sample.version_spans else 0, num_missing))
+    spans = [span for sample in samples for span in sample.version_spans]
     return np.repeat(*np.array(spans or [(0, 0)], dtype=np.int32).T)
 
 
@@ -240,7 +235,7 @@ def _use_of_sample(
     """What the sampled tokens are used for that are not trained on."""
     if entry.set is not None:
         return schema.MEASURED
-    if entry.outcome != "consumed":
+    if entry.outcome != CONSUMED:
         return schema.LEFT_OUT
     if not is_trained_step:
         return schema.OPEN
@@ -272,7 +267,7 @@ def _verdicts(group: ScoredGroup) -> list[list[dict[str, Any]]]:
         shared = {"name": part.name, "kind": "verifier", "weight": part.weight, "seconds": None}
         for position, score in enumerate(part.scores.tolist()):
             reading = Reading() if readings is None else readings[position]
-            texts = {"score": score, "read": reading.answer, "reasoning": _safe(reading.reasoning)}
+            texts = {"score": score, "read": reading.answer, "reasoning": _reasoning(reading)}
             verdicts[position].append(shared | texts)
     for function in group.functions:
         shared = {"name": function.name, "kind": "function", "weight": function.weight, "seconds": function.seconds}
@@ -290,12 +285,10 @@ def _as_json(value: object) -> str:
     return text if len(text) <= LONGEST_TEXT else json.dumps(_shortened(text), ensure_ascii=False)
 
 
-def _safe(text: str | None) -> str | None:
+def _reasoning(reading: Reading) -> str | None:
     """What a verifier says, shortened, without anything that looks like a secret."""
-    return None if text is None else without_secrets(_shortened(text) or "")
+    return None if reading.reasoning is None else without_secrets(_shortened(reading.reasoning))
 
 
-def _shortened(text: str | None) -> str | None:
-    if text is None or len(text) <= LONGEST_TEXT:
-        return text
-    return f"{text[:LONGEST_TEXT]} … ({len(text):,} characters)"
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} … ({len(text):,} characters)"

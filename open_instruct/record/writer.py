@@ -31,13 +31,13 @@ from open_instruct.record.journal import line_of, open_for_lines
 from open_instruct.record.places import RecordPlaces
 from open_instruct.record.samples import RecordedGroup, TrainedTokens, rows_of
 from open_instruct.record.schema import PARQUET_OPTIONS, SAMPLES
+from open_instruct.scored_groups import CONSUMED
 from open_instruct.storage.atomic_file import _replaced
 from open_instruct.storage.output_directory import describe
 
 logger = logging.getLogger(__name__)
 
-CONSUMED = "consumed"
-"""Outcome of a group that is trained on."""
+POLL_S = 0.05
 LOG_AFTER_S = 1.0
 """How long a scored group may wait for others before it is written to the log; a crash loses as much."""
 MOST_WAITING_BYTES = 2**30
@@ -120,13 +120,10 @@ class RecordWriter:
     def measured(self, version: int, set_name: str, groups: Sequence[RecordedGroup]) -> None:
         """An evaluation set was measured."""
         path = self._places.evaluation(version, set_name)
-        with self._lock:
-            is_too_slow = self._is_too_slow(_size_of(groups))
-        if not is_too_slow:
-            self._put(lambda: _write_table(path, [rows_of(groups, start=self._start)]))
+        self._put(lambda: _write_table(path, [rows_of(groups, start=self._start)]), _size_of(groups))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything so far is written; False if that took longer than `timeout_s`."""
+        """Wait until everything so far is written, or the record has failed; False if neither came within `timeout_s`."""
         flushed = threading.Event()
 
         def log_all() -> None:
@@ -134,7 +131,11 @@ class RecordWriter:
             flushed.set()
 
         self._put(log_all)
-        return flushed.wait(timeout_s)
+        ends_at = time.monotonic() + timeout_s
+        while not flushed.wait(POLL_S) and not self.failure:  # a record that has failed does nothing any more
+            if time.monotonic() > ends_at:
+                return False
+        return True
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s`, and end the thread."""
@@ -145,37 +146,37 @@ class RecordWriter:
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
-    def _put(self, task: Callable[[], None]) -> None:
-        if not self.failure:
-            self._tasks.put(task)
-
-    def _put_for(self, training_step: int, task: Callable[[], None], num_bytes: int = 0) -> None:
-        """Put a task for a step that holds `num_bytes` until it is done. A step for which there is no room is left out whole."""
+    def _put(self, task: Callable[[], None], num_bytes: int = 0) -> bool:
+        """Put a task that holds `num_bytes` until it is done. False if there is no room for it, so that it is left out."""
         if self.failure:
-            return
+            return True
         with self._lock:
-            if training_step in self._dropped_steps or self._is_too_slow(num_bytes):
-                self._dropped_steps.add(training_step)
-                return
+            if num_bytes and self._waiting_bytes + num_bytes > MOST_WAITING_BYTES:
+                if not self._has_warned:
+                    logger.warning("the record: the disk of %s is too slow, so steps are left out", self._places.root)
+                self._has_warned = True
+                return False
             self._waiting_bytes += num_bytes
 
-        def done() -> None:
+        def do() -> None:
             with self._lock:
                 self._waiting_bytes -= num_bytes
+            task()
+
+        self._tasks.put(do)
+        return True
+
+    def _put_for(self, training_step: int, task: Callable[[], None], num_bytes: int = 0) -> None:
+        """Put a task for a step. A step for which there is no room once is left out as a whole."""
+
+        def do_unless_dropped() -> None:
             if training_step not in self._dropped_steps:
                 task()
             elif self._steps.pop(training_step, None) is not None:
                 self._places.open_log(training_step).unlink(missing_ok=True)
 
-        self._put(done)
-
-    def _is_too_slow(self, num_bytes: int) -> bool:
-        if self._waiting_bytes + num_bytes <= MOST_WAITING_BYTES:
-            return False
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("the record: the disk of %s is too slow, so steps are left out", self._places.root)
-        return True
+        if training_step not in self._dropped_steps and not self._put(do_unless_dropped, num_bytes):
+            self._dropped_steps.add(training_step)
 
     def _write(self) -> None:
         while (task := self._next_task()) is not None:

@@ -1,11 +1,11 @@
 """All output of a run except checkpoints: `metrics.jsonl`, wandb, the live line, the table at the end, the plot."""
 
+import contextlib
 import dataclasses
 import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,8 @@ class RunLog:
         self._health = HealthMonitor() if args.health else HealthMonitor([])
         self.journal = Journal(self._output_dir / RECORD, is_on=args.record)
         self.journal.start(command=args.command_line, title=args.run_title)
-        self._warnings = WarningEvents(self.journal).__enter__()
+        self._listening = contextlib.ExitStack()
+        self._listening.enter_context(WarningEvents(self.journal))
         self._line: ProgressLine | None = None
         self._storage: dict[str, int] = {}
         """Metrics of the newest checkpoint, for the next row."""
@@ -288,7 +289,7 @@ class RunLog:
 
     def room_left(self) -> str:
         """Free space on the disk in words, for the end of a message about the disk."""
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             return f"; {shutil.disk_usage(self._output_dir).free / 2**20:.0f} MiB are free in {self._output_dir}"
         return ""
 
@@ -305,7 +306,7 @@ class RunLog:
     def close(self) -> None:
         self._close_line()
         self.journal.end("failed", self._exit_code)
-        self._warnings.__exit__()
+        self._listening.close()
         self._tracker.finish(self._exit_code)
         self._writer.close()
         self._prompts.close()

@@ -1,8 +1,10 @@
 """The responses of an evaluation, as table rows for people and for other programs."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.rollouts.prompt_requests import PromptRequests
@@ -27,26 +29,46 @@ def completions(
     dataset = requests.held_out
     assert dataset is not None
     places = dataset.places
+    rows = []
+    for group in _first_of_each_set(groups, requests, args.eval_completions):
+        index = group.result.index
+        question = {
+            "set": requests.evaluation_set(index).name,
+            "row": places[index],
+            "source": places.source_of(index),
+            "ground_truth": dataset[index].ground_truth,
+        }
+        rows += answer_rows(group, group.rewards(args.verification_reward), question, tokenizer)
+    return rows
+
+
+def answer_rows(
+    group: ScoredGroup, rewards: np.ndarray, question: Mapping[str, Any], tokenizer: "PreTrainedTokenizerBase"
+) -> list[dict[str, Any]]:
+    """The rows of `completions` for one group.
+
+    Args:
+        rewards: (G,) rewards of the samples.
+        question: the columns `set`, `row`, `source` and `ground_truth`.
+    """
+    labels = list(right_answers(group.dataset, question["ground_truth"]))
     return [
         {
             **said_by_functions(group, number),
-            "set": requests.evaluation_set(group.result.index).name,
-            "row": places[group.result.index],
-            "source": places.source_of(group.result.index),
+            "set": question["set"],
+            "row": question["row"],
+            "source": question["source"],
             "sample": number,
             "prompt": tokenizer.decode(sample.prompt_ids, skip_special_tokens=False),
             "response": tokenizer.decode(sample.response_ids, skip_special_tokens=False),
-            "scores": float(reward),
-            "ground_truth": dataset[group.result.index].ground_truth,
-            "right_answers": list(right_answers(group.dataset, dataset[group.result.index].ground_truth)),
+            "scores": float(rewards[number]),
+            "ground_truth": question["ground_truth"],
+            "right_answers": labels,
             "dataset": group.dataset,
             "finish_reason": sample.finish_reason,
             "num_tokens": len(sample.response_ids),
         }
-        for group in _first_of_each_set(groups, requests, args.eval_completions)
-        for number, (sample, reward) in enumerate(
-            zip(group.samples, group.rewards(args.verification_reward), strict=True)
-        )
+        for number, sample in enumerate(group.samples)
     ]
 
 

@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-CONSUMED = "consumed"
+from open_instruct.scored_groups import CONSUMED
+
 ZERO_STD = "zero_std"
 MASKED = "masked"
 """No token of the group may be trained on, because all its responses were cut off (`mask_truncated_completions`)."""

@@ -60,20 +60,21 @@ def make_group(
     prompt_id: str = "train-0",
     lengths: Sequence[int] | None = None,
     reasons: Sequence[str] | None = None,
-    spans: Sequence[tuple[int, int]] = ((0, 1),),
+    spans: Sequence[tuple[int, int]] | None = None,
     dataset: str = "reasoning_gym/chain_sum",
     num_failures: int = 0,
     seconds: float = 1.0,
     start_time: float = 100.0,
     index: int = 0,
 ) -> ScoredGroup:
-    """Response `i` has `lengths[i]` tokens `10 * i, 10 * i + 1, …`; the query is `[7, 8, 9]`."""
+    """Response `i` has `lengths[i]` tokens `10 * i, 10 * i + 1, …`; the query is `[7, 8, 9]`. Without `spans`
+    version 0 has sampled all tokens."""
     lengths = lengths or [2] * len(scores)
     result = make_result(
         responses=[np.arange(10 * i, 10 * i + n, dtype=np.int32) for i, n in enumerate(lengths)],
         logprobs=[np.full(n, -0.5 - i, dtype=np.float32) for i, n in enumerate(lengths)],
         finish_reasons=list(reasons or ["stop"] * len(scores)),
-        version_spans=[list(spans) for _ in scores],
+        version_spans=[list(spans or [(0, n)]) for n in lengths],
         index=index,
         prompt_id=prompt_id,
         issue_version=0,

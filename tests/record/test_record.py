@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -251,6 +252,9 @@ def test_a_disk_that_refuses_ends_the_record_and_not_the_run(
             writer.commit(step)
         writer.close(WRITTEN_S)
     assert "No space left" in writer.failure
+    began = time.monotonic()
+    assert writer.flush(WRITTEN_S)  # a checkpoint does not wait for a record that has ended
+    assert time.monotonic() - began < WRITTEN_S / 10
     assert [record.message for record in caplog.records] == [
         "the record ends here and the run goes on without it: No space left on device (steps/000001.parquet)"
     ]
