@@ -6,8 +6,8 @@
 
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
 384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8. This
-project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, as they do by default, and
-reuse what prompts begin with in common (`--vllm_enable_prefix_caching`), here also the system prompt. Ways that end in
+project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, and
+reuse what prompts begin with in common, here also the system prompt. Ways that end in
 "_per_core" have a process with one thread for each core (TRL: ranks; this project: learners and engines), among which the rows
 are divided; the others have one process of a kind. The first steps of a run are warm-up. A step during which other programs used
 more than 5 % of the machine does not count.
@@ -178,7 +178,7 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
         "1e-6",
     ]
     words += ["--beta", "0", "--load_ref_policy", "False", "--filter_zero_std_samples", "False"]
-    words += ["--vllm_enable_prefix_caching", "--checkpoint_state_freq", "-1", "--save_freq", "-1"]
+    words += ["--checkpoint_state_freq", "-1", "--save_freq", "-1"]
     if work.long_prompts:
         prompt = Path(directory).with_suffix(".txt")
         prompt.write_text(SYSTEM_PROMPT)

@@ -71,7 +71,7 @@ class LLMRayActor:
             transport=options.weight_transport,
             version=version,
             abort_file=abort_file,
-            keeps_cache=options.keep_prefix_cache,
+            recomputes_cache=options.kv_cache_use == "recomputed",
         )
         self._threads = threads = WorkThreads(f"engine {engine_id}")
         self._state = EngineState(self._sleep, self._receiver, threads.stopping)
@@ -87,7 +87,7 @@ class LLMRayActor:
             self._calls,
             threads.lock,
             SharedCores(file_of_job(FILE_NAME), options.cores) if options.cores else SharedCores(),
-            kv_ages=self._engine.kv_ages(keeps_cache=options.keep_prefix_cache),
+            kv_ages=self._engine.kv_ages(options.kv_cache_use),
             generation_timeout=options.generation_timeout,
         )
         self._queues = QueueThreads(

@@ -182,7 +182,10 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
     },
     "gpu_memory": ("dry_run", lambda args: args.dry_run),
     "num_gpus": ("gpu_memory", lambda args: args.gpu_memory is not None),
-    "vllm_keep_prefix_cache": ("vllm_enable_prefix_caching", lambda args: args.vllm_enable_prefix_caching),
+    "vllm_keep_prefix_cache": (
+        "vllm_enable_prefix_caching",
+        lambda args: args.vllm_enable_prefix_caching is not False,
+    ),
     "deepspeed_offload_optimizer": ("deepspeed_stage 2", lambda args: args.deepspeed_stage >= 2),
     "deepspeed_offload_param": ("deepspeed_stage 3", lambda args: args.deepspeed_stage == 3),
     "deepspeed_zpg": ("deepspeed_stage 3", lambda args: args.deepspeed_stage == 3),
@@ -210,6 +213,12 @@ def options_have_an_effect(args: GRPOConfig) -> Iterator[str]:
         if getattr(args, name) != getattr(default, name):
             options = shown(args, "loss_fn", name)
             yield f"{options}: the loss {args.loss_fn} does not use {name}. Leave it out, or choose another loss."
+
+
+def old_keys_are_kept_or_computed_again(args: GRPOConfig) -> Iterator[str]:
+    if args.vllm_keep_prefix_cache and args.vllm_recompute_kv_cache:
+        options = shown(args, "vllm_keep_prefix_cache", "vllm_recompute_kv_cache")
+        yield f"{options}: one uses keys and values of older weights, the other never does. Leave out one of the two."
 
 
 def parts_know_their_denominators(args: GRPOConfig) -> Iterator[str]:
@@ -440,6 +449,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     rho_bounds_are_in_order,
     options_have_an_effect,
     rewards_fit_the_advantage,
+    old_keys_are_kept_or_computed_again,
     parts_know_their_denominators,
     active_sampling_has_something_to_replace,
     the_reference_that_moves_is_there,

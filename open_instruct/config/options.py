@@ -351,13 +351,17 @@ class VLLMOptions:
     vllm_enforce_eager: bool | None = None
     """Do not compile the model and do not capture graphs: the engine starts sooner and generates more slowly. By default True on
     CPU, so that a run begins sooner (benchmarks/engine_start.py measures what that costs), and False on GPUs."""
-    vllm_enable_prefix_caching: bool = False
-    """Reuse the key-value cache of prompts that begin with the same tokens: a prompt is computed once for all of its samples, and
-    a conversation's turn goes on from the turn before. The cache is emptied when new weights come."""
+    vllm_enable_prefix_caching: bool | None = None
+    """Reuse the keys and values of prompts that begin with the same tokens: a prompt is computed once for all of its samples, and
+    a conversation's turn goes on from the turn before. A request uses only what was computed for requests that came under the
+    same weights. By default on for models for which vLLM can do it."""
     vllm_keep_prefix_cache: bool = False
-    """Keep the prefix cache when new weights come. Tokens then attend to keys and values of older weights, also beyond the
-    staleness bound, which is about tokens: metric kv_age says how old they are, and rho corrects for it (use_rho_correction).
-    Evaluations use only keys and values of the weights that they measure."""
+    """Reuse also keys and values that requests under older weights have computed. Tokens then attend to keys and values of older
+    weights, also beyond the staleness bound, which is about tokens: metric kv_age says how old they are, and rho corrects for it
+    (use_rho_correction). Evaluations use only keys and values of the weights that they measure."""
+    vllm_recompute_kv_cache: bool = False
+    """When new weights come, compute the keys and values of all responses under way again, so that every token attends to keys
+    and values of the weights that sample it (kv_age is 0). By default a response keeps the keys and values that it has."""
     vllm_max_num_seqs: int = limited(256, COUNT)
     """Most responses that an engine generates at once."""
     vllm_engine_args: dict[str, Any] = field(default_factory=dict)

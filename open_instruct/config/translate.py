@@ -61,13 +61,13 @@ DIFFERENT: dict[str, str] = {
     "tools": "the verifier reads the last turn of the model, there the whole response with what tools have answered",
     "use_rho_correction": "by default only where samples may be stale, vllm_top_p is below 1 or vllm_keep_prefix_cache is on; "
     "there always",
-    "vllm_enable_prefix_caching": "the cache is emptied with each new version of the weights",
+    "vllm_enable_prefix_caching": "by default on, there off; a request reuses only what the same version of the weights began",
     "wandb_project": "by default open_instruct, there open_instruct_internal",
     "warmup_ratio": "the first of n steps has 1/n of the peak rate; there it has 0, and changes nothing",
     "weight_decay": "holds for all weights; there biases and norms are spared",
 }
 """Options that both projects have, with a different meaning or default, and how they differ."""
-DEFAULTS = ("async_steps", "gradient_checkpointing", "use_rho_correction")
+DEFAULTS = ("async_steps", "gradient_checkpointing", "use_rho_correction", "vllm_enable_prefix_caching")
 """The options in `DIFFERENT` whose default is reported even if a script does not name the option."""
 OURS = option_kinds(GRPOConfig)
 OUR_WORDS = {*OURS, *(f"no_{name}" for name, kind in OURS.items() if is_switch(kind))}

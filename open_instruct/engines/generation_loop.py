@@ -105,7 +105,8 @@ class GenerationLoop:
                     self._lock.wait_for(lambda: self._calls or not self._work.will_submit, FIRST_REQUESTS_S)
         while (request := self._work.admit()) is not None:
             prompt: dict[str, Any] = {"prompt_token_ids": request.prompt.tolist()}
-            if salt := self._cache_salt(request):
+            salt = self._cache_salt(request)
+            if salt:
                 prompt["cache_salt"] = salt
             try:
                 self._engine.add_request(request.request_id, prompt, sampling_params(request.sampling))
@@ -116,12 +117,7 @@ class GenerationLoop:
                 self._hand_over(request, request.failed(f"refused by vLLM: {error}"))
 
     def _cache_salt(self, request: TrackedRequest) -> str:
-        """The name of the part of the prefix cache that the request shares; "" is the part that all weight versions share."""
-        return (
-            f"version {request.version}"
-            if request.sampling.needs_fresh_cache and self._kv_ages.keeps_old_blocks
-            else ""
-        )
+        return self._kv_ages.salt(request.version, needs_fresh=request.sampling.needs_fresh_cache)
 
     def _finish(self, output: Any) -> None:
         request = self._work.get(output.request_id)

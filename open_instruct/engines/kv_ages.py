@@ -5,10 +5,12 @@ version attend to keys and values of an old version. The *age* of a response is 
 the oldest version whose keys and values the response attended to. Example: version 7 continues a prompt whose keys and values
 version 4 computed, so the age is 3.
 
-    prefix cache                     keys and values of a response                                     age
-    off                              computed from its admission on, kept until it ends                newest - version then
-    on, emptied with new weights     of running requests too: all computed again                       0
-    on, kept (`--vllm_keep_prefix_cache`)    of earlier requests too, whichever version computed them  see `KvAges`
+    use of the cache   keys and values of a response                                                    age
+    by_version         computed from its admission on, or before by requests of the same version        newest - version then
+    recomputed         with new weights, those of running requests are computed again                   0
+    kept               of earlier requests too, whichever version computed them                         see `KvAges`
+
+`--vllm_recompute_kv_cache` and `--vllm_keep_prefix_cache` choose the last two.
 
 vLLM does not say when it computes a prompt: it may let a request wait, and it may compute a long prompt in several steps. Keys
 and values therefore count as those of the version at the request's admission. So the age is too high for a request that vLLM let
@@ -24,7 +26,7 @@ import numpy as np
 
 from open_instruct.data_types import Completion
 
-CacheUse = Literal["off", "emptied", "kept"]
+CacheUse = Literal["by_version", "recomputed", "kept"]
 
 
 class KvAges:
@@ -48,6 +50,15 @@ class KvAges:
     def keeps_old_blocks(self) -> bool:
         """Whether requests may use keys and values that older weights have computed."""
         return self._use == "kept"
+
+    def salt(self, version: int, *, needs_fresh: bool) -> str:
+        """The part of the prefix cache that a request admitted at `version` shares. "" is the part that all versions share.
+
+        Args:
+            needs_fresh: the request may use nothing that older weights have computed.
+        """
+        all_share = self._use == "recomputed" or (self.keeps_old_blocks and not needs_fresh)
+        return "" if all_share else f"version {version}"
 
     def note_admitted(self, prompt: np.ndarray, *, version: int, salt: str = "") -> None:
         """Note a request (prompt: (Q,) int32) that the engine takes while it serves `version`. vLLM gives the blocks of the
@@ -76,7 +87,7 @@ class KvAges:
             version: version at the request's admission.
             salt: the name of the part of the cache that the request shares.
         """
-        if self._use == "emptied":
+        if self._use == "recomputed":
             return [replace(response, kv_age=0 if response.version_spans else None) for response in completions]
         oldest: int | None = version
         if self.keeps_old_blocks:

@@ -67,9 +67,10 @@ class EngineOptions:
     """vLLM's executor without tensor parallelism; None leaves the choice to vLLM."""
     seed: int = 0
     enforce_eager: bool = False
-    enable_prefix_caching: bool = False
-    keep_prefix_cache: bool = False
-    """Do not empty the prefix cache when new weights arrive."""
+    enable_prefix_caching: bool | None = False
+    """None: where vLLM can do it for the model."""
+    kv_cache_use: CacheUse = "by_version"
+    """Which keys and values a request may use, where weights change."""
     inflight_updates: bool = True
     """Take new weights between two tokens of a response. If False, responses that were begun are finished first."""
     generation_timeout: float | None = None
@@ -162,10 +163,11 @@ class VLLMEngine:
     def has_prefix_cache(self) -> bool:
         return bool(self._engine.vllm_config.cache_config.enable_prefix_caching)
 
-    def kv_ages(self, *, keeps_cache: bool) -> KvAges:
-        """The account of what the cache holds. With `keeps_cache` new weights do not empty the prefix cache."""
+    def kv_ages(self, use: CacheUse) -> KvAges:
+        """The account of what the cache holds."""
         cache = self._engine.vllm_config.cache_config
-        use: CacheUse = "off" if not self.has_prefix_cache else "kept" if keeps_cache else "emptied"
+        if use == "kept" and not self.has_prefix_cache:  # the model has none
+            use = "by_version"
         self._kv_ages = KvAges(use, block_size=cache.block_size, num_blocks=cache.num_gpu_blocks or MOST_BLOCKS)
         return self._kv_ages
 

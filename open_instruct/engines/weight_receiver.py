@@ -41,10 +41,10 @@ class WeightReceiver:
         transport: str,
         version: int,
         abort_file: Path,
-        keeps_cache: bool = False,
+        recomputes_cache: bool = False,
     ) -> None:
         self._engine = engine
-        self._empties_cache = engine.has_prefix_cache and not keeps_cache
+        self._recomputes_cache = recomputes_cache
         self._sleep = sleep
         self._changes_as_it_comes = transport != RAY_OBJECT
         self._abort_file = abort_file
@@ -86,7 +86,8 @@ class WeightReceiver:
         started = time.perf_counter()
         self._pause()
         self._engine.collective_rpc("finish_weight_update")
-        if self._empties_cache:  # so that no result of the old weights is used again
+        # Requests under another version share no keys and values (`GenerationLoop`); other weights under the same version would.
+        if self._recomputes_cache or version == self.version:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.set_weight_version(version)
         self.version = version

@@ -32,6 +32,7 @@ from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
 from open_instruct.device import Device, allocator_env
 from open_instruct.engines.engine_sleep import SleepOptions
+from open_instruct.engines.kv_ages import CacheUse
 from open_instruct.engines.vllm_engine import GATHER_S, EngineOptions
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue, default_queue_size
@@ -176,6 +177,12 @@ def create_vllm_engine(
     return actor.remote(number, engine, *queues, timeout_s=args.weight_sync_timeout_s)
 
 
+def _kv_cache_use(args: GRPOConfig) -> CacheUse:
+    if args.vllm_keep_prefix_cache:
+        return "kept"
+    return "recomputed" if args.vllm_recompute_kv_cache else "by_version"
+
+
 def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len: int) -> EngineOptions:
     """The options of one engine of this run."""
     return EngineOptions(
@@ -194,7 +201,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         seed=seed,
         enforce_eager=enforces_eager(args),
         enable_prefix_caching=args.vllm_enable_prefix_caching,
-        keep_prefix_cache=args.vllm_keep_prefix_cache,
+        kv_cache_use=_kv_cache_use(args),
         inflight_updates=args.inflight_updates,
         generation_timeout=args.generation_timeout,
         gather_s=GATHER_IN_TURNS_S if args.takes_turns else GATHER_S,
@@ -205,7 +212,8 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
             level=args.sleep_level,
             calls_vllm=device.can_release_memory and (args.colocate or args.engine_sleep_after_s is not None),
         ),
-        extra=device.engine_kwargs(
+        extra=device.engine_defaults
+        | device.engine_kwargs(
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             enforce_eager=enforces_eager(args),

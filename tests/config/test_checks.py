@@ -150,6 +150,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "YAML file, set it to null.",
     ),
     (
+        {"vllm_keep_prefix_cache": True, "vllm_recompute_kv_cache": True},
+        "--vllm_keep_prefix_cache True --vllm_recompute_kv_cache True: one uses keys and values of older weights, the other "
+        "never does. Leave out one of the two.",
+    ),
+    (
+        {"vllm_keep_prefix_cache": True, "vllm_enable_prefix_caching": False},
+        "--vllm_keep_prefix_cache True --vllm_enable_prefix_caching False: it would have no effect. Set "
+        "vllm_enable_prefix_caching too, or leave out vllm_keep_prefix_cache.",
+    ),
+    (
         {"rc_buffer_size": 5},
         "--rollout_workflow single_turn --rc_buffer_size 5: the workflow single_turn has no such option. Leave it out, or set",
     ),

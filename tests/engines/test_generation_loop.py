@@ -126,7 +126,7 @@ MakeStage = Callable[..., Stage]
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeStage]:
     stages: list[Stage] = []
 
-    def make(run: Run, cache_use: CacheUse = "off") -> Stage:
+    def make(run: Run, cache_use: CacheUse = "by_version") -> Stage:
         stages.append(Stage(run, cache_use))
         return stages[-1]
 
@@ -180,8 +180,15 @@ def test_a_prompt_that_is_issued_again_gets_the_answers_to_its_own_requests(stag
     assert not one.errors
 
 
-@pytest.mark.parametrize(("cache_use", "salts"), [("kept", [None, "version 3"]), ("emptied", [None, None])])
-def test_only_evaluations_have_a_cache_of_their_version_and_only_where_older_blocks_are_kept(
+@pytest.mark.parametrize(
+    ("cache_use", "salts"),
+    [
+        ("by_version", ["version 3", "version 3"]),
+        ("kept", [None, "version 3"]),
+        ("recomputed", [None, None]),
+    ],
+)
+def test_requests_share_the_cache_of_their_version_unless_nothing_old_is_in_it_or_old_is_asked_for(
     stage: MakeStage, cache_use: CacheUse, salts: list[str | None]
 ) -> None:
     """Whatever sampling options a workflow makes."""

@@ -35,13 +35,13 @@ def age(
     return aged.kv_age
 
 
-def test_without_a_prefix_cache_the_age_is_what_happened_during_the_request() -> None:
-    assert age(ages("off"), ids(8), 0, (3, 5)) == 0
-    assert age(ages("off"), ids(8), 0, (3, 5), (4, 1), (6, 2)) == 3
+def test_within_a_version_the_age_is_what_happened_during_the_request() -> None:
+    assert age(ages("by_version"), ids(8), 0, (3, 5)) == 0
+    assert age(ages("by_version"), ids(8), 0, (3, 5), (4, 1), (6, 2)) == 3
 
 
-def test_with_an_emptied_cache_nothing_is_older_than_the_newest_token() -> None:
-    assert age(ages("emptied"), ids(8), 4, (3, 5), (6, 2)) == 0
+def test_with_a_recomputed_cache_nothing_is_older_than_the_newest_token() -> None:
+    assert age(ages("recomputed"), ids(8), 4, (3, 5), (6, 2)) == 0
 
 
 def test_a_kept_cache_is_as_old_as_its_oldest_block() -> None:
@@ -124,6 +124,6 @@ def test_the_age_of_a_cached_block_that_was_forgotten_is_not_known() -> None:
     assert aged.kv_age is None
 
 
-@pytest.mark.parametrize("use", ["off", "emptied", "kept"])
+@pytest.mark.parametrize("use", ["by_version", "recomputed", "kept"])
 def test_the_age_of_nothing_is_not_known(use: CacheUse) -> None:
     assert age(ages(use), ids(8), 0) is None

@@ -64,7 +64,7 @@ def test_a_cache_that_was_emptied_has_no_old_blocks() -> None:
     """As before each sleep, also where new weights leave the cache as it is."""
     cache = SimpleNamespace(num_gpu_blocks=10, block_size=4, enable_prefix_caching=True)
     played = engine(vllm_config=SimpleNamespace(cache_config=cache), reset_prefix_cache=lambda _: True)
-    ages = played.kv_ages(keeps_cache=True)
+    ages = played.kv_ages("kept")
 
     def age_of_second(version: int) -> int | None:
         said = Completion(np.array([9], np.int32), np.zeros(1, np.float32), "stop", [(version, 1)])

@@ -126,11 +126,11 @@ def packed_difference(model: Path, samples: list[TrainingSample]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps", [False, True])
-def test_keys_and_values_of_earlier_turns_are_not_used_by_new_weights_unless_asked_for(
+def test_keys_and_values_of_older_weights_are_used_or_computed_again(
     talk: dict[str, object], tmp_path: Path, keeps: bool
 ) -> None:
     """Three steps ahead, so that weights change between the turns of a conversation and within them."""
-    options = {**talk, "async_steps": 3, "vllm_enable_prefix_caching": True, "vllm_keep_prefix_cache": keeps}
+    options = {**talk, "async_steps": 3, "vllm_keep_prefix_cache": keeps, "vllm_recompute_kv_cache": not keeps}
     words = command(tmp_path / "out", **options, pack_length=600, total_episodes=16 * 10)
     code, output = Process(words).wait()
     assert code == 0, output[-3000:]

@@ -18,7 +18,7 @@ RC: dict[str, object] = {
     "async_steps": 0,
 }
 LONG_BEGINNING = "Work on the sum below, a part at a time: 1 + 2 = 3. " * 4
-"""More than a block of the engine's cache (128 tokens on CPU): shorter beginnings are never reused."""
+"""More than a block of the engine's cache (32 tokens on CPU): shorter beginnings are never reused."""
 
 
 def finish(output_dir: Path, **options: object) -> list[dict[str, Any]]:

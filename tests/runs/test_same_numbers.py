@@ -18,6 +18,7 @@ from whole_runs import EVALUATION, SUMS, Process, command
 
 RECORDED: dict[tuple[str, str, int], dict[str, str]] = {
     ("AMD", "AVX512", 2): {"demo": "f59a0f80c5507554", "rc_states": "b1e75a757cb8ac5b", "rc_turns": "2076fcda2fda6565"},
+    ("AMD", "AVX2", 2): {"demo": "95059a4f39f03b47", "rc_states": "f5bf91d448c9b7bc", "rc_turns": "fafa01d94ad1bfe4"},
 }
 """The hash of each run's weights, by kind of processor and number of cores: phases that take turns use all cores, and a sum
 that two cores share rounds in another way than a sum of one."""

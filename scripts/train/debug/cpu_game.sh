@@ -27,7 +27,6 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --learning_rate 2e-4 \
     --beta 0.05 \
     --vllm_enforce_eager \
-    --vllm_enable_prefix_caching \
     --eval_on_step_0 \
     --local_eval_every 20 \
     --checkpoint_state_freq 80 \
