@@ -29,9 +29,10 @@ CPU_BATCHED_TOKENS = 8192
 """Most tokens of one engine step on CPU."""
 CPU_KV_CACHE_BYTES = 2**30
 """Key-value cache of one engine on CPU."""
-CPU_BLOCK_TOKENS = 32
-"""Tokens of a block of an engine's key-value cache on CPU, the fewest that vLLM's attention takes there. Only whole blocks are
-shared between prompts that begin alike; vLLM's default on CPU is 128, more than many prompts have."""
+ENGINE_DEFAULTS: dict[Kind, dict[str, Any]] = {"cpu": {"block_size": 32}, "cuda": {}}
+"""Engine arguments whose default is not vLLM's; `--vllm_engine_args` may set them. A prompt shares only whole blocks of the
+key-value cache with others that begin alike. On CPU vLLM's blocks have 128 tokens, more than many prompts; 32 are the fewest
+that its attention takes there."""
 CPU_KERNELS = "open_instruct_cpu"
 """The name under which vLLM knows the implementations in `engines/cpu_kernels.py`."""
 CPU_NORMS = "rms_norm", "fused_add_rms_norm"
@@ -212,11 +213,6 @@ class Device:
             "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, max_model_len),
             "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,  # by default vLLM takes a share of the whole machine
         }
-
-    @property
-    def engine_defaults(self) -> dict[str, Any]:
-        """Engine arguments of vLLM that have another default than vLLM's; `--vllm_engine_args` may set them."""
-        return {"block_size": CPU_BLOCK_TOKENS} if self.kind == "cpu" else {}
 
     def engine_env(self, *, enforce_eager: bool, ready_timeout_s: float) -> dict[str, str]:
         """Environment variables of an engine's process, to be set before vLLM is imported. Values that the user has set win."""

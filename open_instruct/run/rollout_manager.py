@@ -30,7 +30,7 @@ from open_instruct.config.grpo_config import GRPOConfig, config_of, enforces_eag
 from open_instruct.config.model_checks import pairs_per_token
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
-from open_instruct.device import Device, allocator_env
+from open_instruct.device import ENGINE_DEFAULTS, Device, allocator_env
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.kv_ages import CacheUse
 from open_instruct.engines.vllm_engine import GATHER_S, EngineOptions
@@ -212,7 +212,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
             level=args.sleep_level,
             calls_vllm=device.can_release_memory and (args.colocate or args.engine_sleep_after_s is not None),
         ),
-        extra=device.engine_defaults
+        extra=ENGINE_DEFAULTS[device.kind]
         | device.engine_kwargs(
             max_model_len=max_model_len,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
