@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import ray
 
-from open_instruct.run.fully_async_trainer import FullyAsyncTrainer, TrainedStep
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer, StepUnderWay
 
 
 def accounting_trainer(first: int, num_steps: int, report: Path) -> type[FullyAsyncTrainer]:
@@ -23,14 +23,14 @@ def accounting_trainer(first: int, num_steps: int, report: Path) -> type[FullyAs
         _before: dict[str, float]
         _started: float
 
-        def train_step(self, training_step: int, hooks: Any) -> TrainedStep:
+        def begin_step(self, training_step: int, hooks: Any) -> StepUnderWay:
             if training_step == first:
                 self._started, self._before = time.perf_counter(), cpu_seconds(self._components)
             if training_step == first + num_steps:
                 wall_s, after = time.perf_counter() - self._started, cpu_seconds(self._components)
                 used = {name: seconds - self._before.get(name, 0.0) for name, seconds in after.items()}
                 report.write_text(json.dumps({"wall_s": wall_s, "steps": num_steps, "cpu_s": used}))
-            return super().train_step(training_step, hooks)
+            return super().begin_step(training_step, hooks)
 
     return AccountingTrainer
 

@@ -14,6 +14,7 @@ import numpy as np
 import ray
 from ray.util.queue import Empty, Queue
 
+from open_instruct import grpo_fast
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import (
     GenerationResult,
@@ -26,7 +27,7 @@ from open_instruct.data_types import (
 from open_instruct.engines.weight_update_client import UpdateReport
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.learners.train_actor import TrainRayActor
-from open_instruct.run import components, rollout_manager, wiring
+from open_instruct.run import rollout_manager, wiring
 from open_instruct.run.placement_group import create_placement_groups
 
 ENGINES_PER_PROCESS = 64
@@ -179,15 +180,15 @@ def faked_parts() -> Iterator[None]:
     def make_group(args: GRPOConfig, pg: Any, wandb_run_id: str | None) -> RayTrainGroup:
         return RayTrainGroup(1, 1, pg, device=args.device, actor_cls=FakeLearner)
 
-    def make_room(args: GRPOConfig) -> dict[str, Any]:
+    def make_room(args: GRPOConfig, **_: Any) -> dict[str, Any]:
         """For one engine; the others are there in name only."""
         groups = create_placement_groups(replace(args, vllm_num_engines=1))
         group, [place] = groups["rollout"]
         return {**groups, "rollout": (group, [place] * args.vllm_num_engines)}
 
     fakes: list[tuple[Any, str, Any]] = [
-        (components, "create_placement_groups", make_room),
-        (components, "create_actor_group", make_group),
+        (grpo_fast, "create_placement_groups", make_room),
+        (grpo_fast, "create_actor_group", make_group),
         (rollout_manager, "create_rollout_engines", make_engines),
         (wiring, "WeightAgreement", lambda args, components: None),  # fake engines have no weights to agree on
     ]

@@ -144,9 +144,9 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
     meter = Meter(report)
 
     class MeteredTrainer(FullyAsyncTrainer):
-        def train_step(self, training_step: int, hooks: Any) -> Any:
+        def begin_step(self, training_step: int, hooks: Any) -> Any:
             meter.note()
-            return super().train_step(training_step, hooks)
+            return super().begin_step(training_step, hooks)
 
     class ForcedRollouter(Rollouter):
         _work = work

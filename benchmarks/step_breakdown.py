@@ -91,7 +91,7 @@ def measure_bare(options: list[str]) -> list[dict[str, float]]:
 def bare_steps(options: list[str]) -> list[dict[str, float]]:
     """Sample each step's prompts with vLLM's engine alone, then train on them with torch alone."""
     from open_instruct.data.prompt_order import PromptOrder
-    from open_instruct.grpo_fast import load_inputs
+    from open_instruct.data.run_inputs import load_inputs
 
     args = parse_args(options, GRPOConfig)
     inputs, mistakes = load_inputs(args)

@@ -38,6 +38,7 @@ from open_instruct.data.run_inputs import RunInputs
 from open_instruct.registry import option_fields
 from open_instruct.report.component_log import LOG_FILE
 from open_instruct.rollouts.controller import Rollouter
+from open_instruct.run.checked_inputs import loaded_inputs, settled, validators
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.wiring import Roles
 from open_instruct.system.interruption import ends_by_signals
@@ -120,11 +121,11 @@ def read(config: Mapping[str, Any]) -> FullyAsyncMain:
         return where.get(option, NO_SECTION + option)
 
     try:
-        args = make_config(config_cls, options, validators=grpo_fast.validators(inputs), mistakes=mistakes)
+        args = make_config(config_cls, options, validators=validators(inputs), mistakes=mistakes)
     except UsageError as error:
         raise UsageError([in_terms_of_the_file(mistake, place) for mistake in error.mistakes]) from None
-    args = grpo_fast.settled(args)
-    return FullyAsyncMain(args, grpo_fast.loaded_inputs(args, inputs), roles)
+    args = settled(args)
+    return FullyAsyncMain(args, loaded_inputs(args, inputs), roles)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -21,12 +21,13 @@ from open_instruct.config.extensions import MODULE_OPTIONS, config_class_with
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.reward_columns import json_values
 from open_instruct.data.run_inputs import RunInputs
-from open_instruct.grpo_fast import loaded_inputs, run, settled, validators
+from open_instruct.grpo_fast import run
 from open_instruct.registry import option_kinds
 from open_instruct.report.metrics_file import read_metrics
 from open_instruct.report.run_log import METRICS_FILE, SUMMARY_FILE
 from open_instruct.report.run_summary import RunSummary, read_summary
 from open_instruct.rewards.targets import is_target, targets_of
+from open_instruct.run.checked_inputs import loaded_inputs, settled, validators
 from open_instruct.run.run_saving import MODEL
 from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.system.interruption import EXIT_INTERRUPTED, EXIT_PREEMPTED

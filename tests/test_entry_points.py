@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from conftest import make_args
 from ray.util.queue import Queue
 
 from open_instruct import grpo_fast
+from open_instruct.system.signals import Signals
 
 NAMES = {
     "open_instruct.rollout.Rollouter": "open_instruct.rollouts.controller",
@@ -50,14 +52,18 @@ def test_grpo_fast_creates_both_queues_as_ray_queues_and_passes_them_on(
     class EndOfTest(Exception):
         """What was to be seen has been seen."""
 
-    def set_up(*_: Any, queues: tuple[Queue, Queue]) -> None:
+    def create_rollout_manager(*_: Any, queues: tuple[Queue, Queue], **__: Any) -> None:
         passed_on.append(queues)
         raise EndOfTest
 
     monkeypatch.setattr(grpo_fast, "PickledQueue", RecordedQueue)
     monkeypatch.setattr(grpo_fast, "queue_actor_options", lambda: {"num_cpus": 0})
-    monkeypatch.setattr(grpo_fast, "set_up", set_up)
-    monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(None))
+    monkeypatch.setattr(grpo_fast, "create_rollout_manager", create_rollout_manager)
+    for part in ("create_message_queue", "create_placement_groups", "create_actor_group"):
+        monkeypatch.setattr(grpo_fast, part, MagicMock())
+    for part in ("node_ids", "check_storage"):
+        monkeypatch.setattr(grpo_fast, part, lambda *_: [])
+    monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(Signals()))
     inputs: Any = SimpleNamespace(
         reports=[], template=SimpleNamespace(text="the chat template"), warnings=[], eval_dataset=None
     )
@@ -95,3 +101,18 @@ def test_mistakes_are_told_before_torch_is_imported() -> None:
     program = "import sys; import open_instruct.grpo_fast; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_grpo_fast_tells_the_story_from_top_to_bottom() -> None:
+    """Queues, places, learners, controller and engines, then the loop with its steps, on one page each."""
+    text = (Path(grpo_fast.__file__)).read_text()
+    assert len(text.splitlines()) <= 300
+    steps = [
+        *("read_options_and_data(", "param_prompt_Q = ", "inference_results_Q = ", "create_placement_groups(args"),
+        *("create_actor_group(args", "create_rollout_manager(", "resume(run)", "start_queue_processing_on_actors(run)"),
+        *(".load_data_from_packing_thread(", "trainer.train(", "maybe_evaluate(run)"),
+        *("sync_weights_and_prepare_prompts(run", "save_if_due(run)"),
+    ]
+    story = text[text.index("def main(") :]
+    places = [story.index(step) for step in steps]
+    assert places == sorted(places)

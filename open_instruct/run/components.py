@@ -1,37 +1,32 @@
-"""Creates all actors of a run, and the objects of the driver that look after them, in one pass from the leaves up.
+"""All actors of a run, and the objects of the driver that look after them, in one pass from the leaves up.
 
-places ─► learners, RolloutManager (controller, engines, queues) ─► EngineSupervisor ─► Health ─► Waits ─► DeviceSharing
+learners, RolloutManager (controller, engines, queues) ─► EngineSupervisor ─► Health ─► Waits ─► DeviceSharing
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
-from ray.util.queue import Queue
 
 from open_instruct.cluster import bundles
+from open_instruct.cluster.bundles import Bundles
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.cluster.node_watch import NodeWatch
 from open_instruct.cluster.process_watch import ProcessWatch
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.data.run_inputs import RunInputs
 from open_instruct.device import doubts_about_machine
 from open_instruct.learners.actor_group import RayTrainGroup
-from open_instruct.rollouts.controller import RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue
 from open_instruct.run.device_sharing import DeviceSharing, ExclusiveSharing, FreeDevices, doubts_about_updates
 from open_instruct.run.engine_activity import EngineActivity
 from open_instruct.run.engine_supervisor import EngineSupervisor
 from open_instruct.run.health import Health, actors_of
 from open_instruct.run.loading_report import LoadingReport
-from open_instruct.run.placement_group import create_actor_group, create_placement_groups, create_rollout_manager
 from open_instruct.run.ray_results import value_of, was_killed
 from open_instruct.run.rollout_manager import RolloutManager
-from open_instruct.run.storage_check import check_storage
 from open_instruct.run.waits import Waits
 from open_instruct.system.counted import counted
 from open_instruct.system.signals import Signals
@@ -136,33 +131,15 @@ class Components:
             remove_placement_group(self.placement)
 
 
-def create_components(
+def watched(
     args: GRPOConfig,
-    inputs: RunInputs,
-    queues: tuple[Queue, Queue],
+    pgs: Mapping[str, Bundles],
+    learners: RayTrainGroup,
+    rollouts: RolloutManager,
     message_queue: MessageQueue,
     signals: Signals,
-    *,
-    rollouter_cls: type[RolloutController] = RolloutController,
 ) -> Components:
-    """Create all actors of a run. The actors start at the same time, and `Components.wait_until_ready` waits for them.
-
-    Raises `CannotPlace` when the cluster has no room for the actors, `StorageNotShared` when the nodes of the learners do not
-    see the directories that the driver writes to, and `Interrupted` if a signal comes while there is no room yet.
-    """
-    pgs = create_placement_groups(args, on_poll=signals.raise_if_received)
-    check_storage([args.state_dir, Path(args.output_dir)], bundles.node_ids(pgs["actor"]))
-    learners = create_actor_group(args, pgs["actor"], wandb_run_id=None)
-    rollouts = create_rollout_manager(
-        args,
-        pgs["rollout"],
-        wandb_run_id=None,
-        supervised=True,
-        inputs=inputs,
-        queues=queues,
-        message_queue=message_queue,
-        rollouter_cls=rollouter_cls,
-    )
+    """The actors of a run, which are still starting, and what looks after them. `Components.wait_until_ready` waits for them."""
     nodes = NodeWatch(bundles.node_ids(pgs["actor"]), lambda: rollouts.engine_nodes)
     logger.info("places: %s", nodes.describe())
     devices = FreeDevices(for_engines=True)  # learners that share devices start after the engines

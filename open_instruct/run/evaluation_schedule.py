@@ -54,6 +54,12 @@ def missing_sets(run: Run, under_way: Collection[str] | None) -> tuple[str, ...]
     return tuple(name for name in names if accuracies is None or name not in accuracies.of_sets)
 
 
+def evaluate_before_training(run: Run) -> None:
+    """With `--eval_on_step_0`: start the evaluation of the initial model."""
+    if run.evaluation_sets and run.args.eval_on_step_0 and run.progress.training_step == 0:
+        start_evaluation(run, [evaluation_set.name for evaluation_set in run.evaluation_sets])
+
+
 def start_evaluation(run: Run, sets: Sequence[str]) -> None:
     """Issue the prompts of these evaluation sets. The engines keep their weights until `maybe_evaluate` has the results."""
     version = run.progress.training_step

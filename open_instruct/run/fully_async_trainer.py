@@ -1,6 +1,6 @@
 """Passes the batches of a step from the message queue to the learners: the trainer's side of the step loop.
 
-    MessageQueue ──get──► FullyAsyncTrainer.train_step ──► RayTrainGroup.async_train(batch) … the last batch makes the step
+    MessageQueue ─► load_data_from_packing_thread ─► train: RayTrainGroup.async_train(batch) … the last batch makes the step
                           waits for the next batch, while the learners work on the batches before it
 
 The trainer handles only references to the data. A step has one batch. With `--streaming` it has several partial batches, and the
@@ -10,7 +10,7 @@ first of them are trained while the rest of the step is still being generated.
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from open_instruct.config.grpo_config import GRPOConfig
@@ -59,6 +59,25 @@ class StepHooks(Protocol):
         ...
 
 
+@dataclass
+class StepUnderWay:
+    """A training step whose batches are still arriving."""
+
+    training_step: int
+    hooks: StepHooks
+    batches: list[RolloutBatch] = field(default_factory=list)
+    """The batches that the learners have been given."""
+    refs: list[Any] = field(default_factory=list)
+    """The learners' answers to all of them."""
+    last_refs: list[Any] = field(default_factory=list)
+    """The learners' answers to the last of them, one for each learner."""
+    began_at: float = field(default_factory=time.perf_counter)
+
+    @property
+    def has_all_batches(self) -> bool:
+        return bool(self.batches) and self.batches[-1].is_last
+
+
 class FullyAsyncTrainer:
     """Takes finished batches from the rollout side, and has the learners train on them.
 
@@ -74,65 +93,57 @@ class FullyAsyncTrainer:
         self.global_steps = 0
         self.processed_samples = 0
 
-    def train_step(
-        self,
-        training_step: int,
-        hooks: "StepHooks",
-    ) -> TrainedStep:
-        """Wait for the data of `training_step` and train on each batch as it arrives. Returns when the optimizer step is done.
+    def begin_step(self, training_step: int, hooks: StepHooks) -> StepUnderWay:
+        return StepUnderWay(training_step, hooks)
 
-        Raises `TimeoutError` when no batch arrived for `progress_timeout_s`, and `Interrupted` if a signal comes during the wait
-        for a batch. After either error the learners hold the weights of the step before.
-        """
-        started = time.perf_counter()
-        batches: list[RolloutBatch] = []
-        under_way: list[Any] = []
-        last_refs: list[Any] = []
-        while not batches or not batches[-1].is_last:
-            batch = self.load_data_from_packing_thread(training_step, len(batches), under_way, hooks)
-            if not batches:
-                hooks.before_training()
-            last_refs = self._components.learners.async_train(training_step - 1, batch)
-            under_way += last_refs
-            batches.append(batch)
+    def train(self, step: StepUnderWay, batch: RolloutBatch) -> None:
+        """Let the learners begin to train on a batch of the step."""
+        if not step.batches:
+            step.hooks.before_training()
+        step.last_refs = self._components.learners.async_train(step.training_step - 1, batch)
+        step.refs += step.last_refs
+        step.batches.append(batch)
+
+    def end_step(self, step: StepUnderWay) -> TrainedStep:
+        """Wait until the optimizer step is done."""
         with self._timer("learners"):
             # Wait for all partial batches: if one of them failed, the step lacks a part of its gradient.
             answers = self._components.wait(
-                under_way,
-                subject=f"training step {training_step}",
+                step.refs,
+                subject=f"training step {step.training_step}",
                 timeout_s=self._args.progress_timeout_s,
                 limit="progress_timeout_s",
-                on_poll=hooks.tell_news,
+                on_poll=step.hooks.tell_news,
             )
-            reports = answers[-len(last_refs) :]
-        last = batches[-1]
-        self.global_steps = training_step
-        self.processed_samples += sum(batch.num_samples for batch in batches)
-        self._log_batch(last.metrics, sum(batch.num_samples for batch in batches))
+            reports = answers[-len(step.last_refs) :]
+        last = step.batches[-1]
+        num_samples = sum(batch.num_samples for batch in step.batches)
+        self.global_steps = step.training_step
+        self.processed_samples += num_samples
+        self._log_batch(last.metrics, num_samples)
         metrics = {
             **last.metrics,
             **merge_step_metrics(reports),
-            "time/training": time.perf_counter() - started,
+            "time/training": time.perf_counter() - step.began_at,
             **self._compute_custom_metrics(last),
         }
         num_tokens = int(last.metrics["val/num_step_tokens"])
         num_response_tokens = int(last.metrics["val/num_step_response_tokens"])
         tokens = [report[TOKENS] for report in reports if TOKENS in report]
-        return TrainedStep(training_step, num_response_tokens, num_tokens - num_response_tokens, metrics, tokens)
+        return TrainedStep(step.training_step, num_response_tokens, num_tokens - num_response_tokens, metrics, tokens)
 
     def check_finite(self, step: TrainedStep) -> None:
         """Log a step whose gradient was not finite. Raises `NonfiniteSteps` after too many such steps in a row."""
         self._nonfinite.check(step.training_step, step.metrics)
 
-    def load_data_from_packing_thread(
-        self,
-        training_step: int,
-        number: int,
-        under_way: list[Any],
-        hooks: "StepHooks",
-    ) -> RolloutBatch:
+    def load_data_from_packing_thread(self, step: StepUnderWay) -> RolloutBatch:
         """The next batch of the step. After every `batch_timeout` seconds of waiting the log says what came back so far. It is a
-        warning if something may be wrong (`BatchProgress.needs_a_warning`)."""
+        warning if something may be wrong (`BatchProgress.needs_a_warning`).
+
+        Raises `TimeoutError` when no batch arrived for `progress_timeout_s`, and `Interrupted` if a signal comes. After either
+        error the learners hold the weights of the step before.
+        """
+        training_step, number, hooks = step.training_step, len(step.batches), step.hooks
         deadline = time.monotonic() + self._args.progress_timeout_s
         num_results, unchanged_since = 0, time.monotonic()
         with self._timer("trainer_waiting_for_data"):
@@ -143,7 +154,7 @@ class FullyAsyncTrainer:
                     subject=f"the batch of step {training_step}",
                     timeout_s=slice_s + 30.0,
                     interruptible=True,
-                    watched=under_way,
+                    watched=step.refs,
                     on_poll=hooks.on_idle,
                 )
                 if received:

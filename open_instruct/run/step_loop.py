@@ -1,4 +1,4 @@
-"""The steps of a run and the loop over them, which `grpo_fast.run_to_its_end` calls in order: resume, serve, train, finish.
+"""What `grpo_fast.run_to_its_end` and the loop of `grpo_fast.train` consist of, in the order in which it happens.
 
 Step t waits for its data (unblocked by the controller), lets the learners train on it, sends version t to every engine, and calls
 `set_version` on the controller, which then admits the prompts that the staleness bound allows. Prompts are sent in parallel with
@@ -34,7 +34,6 @@ from open_instruct.run.run_saving import (
     changed_options,
     nothing_to_save,
     save_checkpoint,
-    save_if_due,
     save_model,
 )
 from open_instruct.run.run_state import Progress, SetMeasure
@@ -125,7 +124,12 @@ class WallClock:
         return self._since is not None
 
     def start(self) -> None:
+        """What was timed before, such as the first send of the weights, is no part of the first step: the parts of its row
+        would add up to more than its `time/total`."""
         self._since = time.perf_counter()
+        self._run.timer.take()
+        self._run.synchronizer.take_metrics()
+        self._run.components.sharing.take_metrics()
 
     def lap(self) -> float:
         """Seconds since the last call, or since the start; 0 before the start. They are added to `wall_seconds`."""
@@ -135,31 +139,6 @@ class WallClock:
         seconds, self._since = now - self._since, now
         self._run.progress.wall_seconds += seconds
         return seconds
-
-
-def train(run: Run, clock: WallClock) -> None:
-    """Run all training steps that are left."""
-    args, hooks = run.args, LoopHooks(run)
-    clock.start()
-    forget_times_of_the_start(run)
-    if run.evaluation_sets and args.eval_on_step_0 and run.progress.training_step == 0:
-        start_evaluation(run, [evaluation_set.name for evaluation_set in run.evaluation_sets])
-    for training_step in range(run.progress.training_step + 1, args.num_training_steps + 1):
-        step = run.trainer.train_step(training_step, hooks)
-        with recorded(run, step, clock), committed(run, step):
-            maybe_evaluate(run)
-            sync_weights_and_prepare_prompts(run, training_step)
-        check_finite(run, step)
-        save_if_due(run)
-    maybe_evaluate(run)
-
-
-def forget_times_of_the_start(run: Run) -> None:
-    """The clock starts: what was timed before, such as the first send of the weights, is no part of the first step. Without this
-    the parts of the first row would add up to more than its `time/total`."""
-    run.timer.take()
-    run.synchronizer.take_metrics()
-    run.components.sharing.take_metrics()
 
 
 def check_finite(run: Run, step: TrainedStep) -> None:

@@ -1,10 +1,10 @@
-"""Makes everything that the step loop works with, in one pass."""
+"""Everything that the step loop works with, and what may prevent it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-
-from ray.util.queue import Queue
 
 from open_instruct.cluster.placement_plan import CannotPlace
 from open_instruct.config.cli import fail_with
@@ -16,15 +16,14 @@ from open_instruct.option_text import shown
 from open_instruct.report.run_log import Monitor, RunLog
 from open_instruct.rollouts.controller import RolloutController
 from open_instruct.rollouts.message_queue import MessageQueue
-from open_instruct.run.components import Components, create_components
+from open_instruct.run.components import Components
 from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
 from open_instruct.run.parameter_synchronizer import ParameterSynchronizer
-from open_instruct.run.rollout_manager import create_message_queue
 from open_instruct.run.run_saving import checkpoint_store
 from open_instruct.run.run_state import Progress
 from open_instruct.run.weight_agreement import MismatchWatch, WeightAgreement
 from open_instruct.storage.checkpoints import CheckpointStore, StorageNotShared
-from open_instruct.system.signals import Signals
+from open_instruct.storage.output_directory import UnusableDirectory, held
 from open_instruct.system.timer import Timer
 
 
@@ -67,13 +66,10 @@ class Run:
     """The sets that it measures."""
 
 
-def set_up(
-    args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, signals: Signals, *, queues: tuple[Queue, Queue]
-) -> Run:
-    """Create the actors, and the objects of the driver that work with them. `queues`: `param_prompt_Q`, `inference_results_Q`."""
-    message_queue = create_message_queue(args)
-    components = _start_components(args, inputs, queues, message_queue, roles, signals)
+def wire(args: GRPOConfig, inputs: RunInputs, roles: Roles, log: RunLog, components: Components) -> Run:
+    """The objects of the driver that work with the actors."""
     timer = Timer()
+    message_queue = components.message_queue
     return Run(
         args=args,
         components=components,
@@ -89,27 +85,26 @@ def set_up(
     )
 
 
-def _start_components(
-    args: GRPOConfig,
-    inputs: RunInputs,
-    queues: tuple[Queue, Queue],
-    message_queue: MessageQueue,
-    roles: Roles,
-    signals: Signals,
-) -> Components:
-    """Start controller, engines and learners at the same time. If the cluster has no room for them, end the program with a
+@contextmanager
+def sole_use_of_directories(args: GRPOConfig) -> Iterator[None]:
+    """No other run writes to the directories of this run meanwhile. A directory that cannot be used ends the program with one
     message."""
+    own_state_dir = [args.state_dir] if args.checkpoint_state_dir is not None else []
     try:
-        components = create_components(args, inputs, queues, message_queue, signals, rollouter_cls=roles.rollouter)
+        with held([Path(args.output_dir)], "--output_dir"), held(own_state_dir, "--checkpoint_state_dir"):
+            yield
+    except UnusableDirectory as error:
+        fail_with([str(error)])
+
+
+@contextmanager
+def mistakes_of_placement(args: GRPOConfig) -> Iterator[None]:
+    """A cluster without room for all actors, or whose nodes do not share storage, ends the program with one message."""
+    try:
+        yield
     except CannotPlace as error:
         options = ["num_learners_per_node", "vllm_num_engines", "vllm_tensor_parallel_size", "colocate"]
         options += ["teacher_num_engines", "teacher_tensor_parallel_size"] if args.has_teacher else []
         fail_with([f"{shown(args, *options)}: {error}"])
     except StorageNotShared as error:
         fail_with([f"{shown(args, 'output_dir', 'checkpoint_state_dir')}: {error}"])
-    try:
-        components.wait_until_ready(args)
-    except BaseException:
-        components.shut_down()
-        raise
-    return components

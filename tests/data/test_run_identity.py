@@ -13,10 +13,10 @@ import pytest
 from conftest import TINY_MODEL, make_args
 from dataset_files import PLACE
 
-from open_instruct import grpo_fast
 from open_instruct.data import run_identity
 from open_instruct.data.prompt_dataset import PromptDatasetBuilder
 from open_instruct.data.run_inputs import load_inputs
+from open_instruct.run import checked_inputs
 from open_instruct.run.run_saving import checkpoint_store
 
 
@@ -58,7 +58,7 @@ class Saved:
 
     def start_again(self, **options: Any) -> list[str]:
         """What the same command, apart from `options`, is told."""
-        [*_, data_is_that_of_the_run] = grpo_fast.validators([])
+        [*_, data_is_that_of_the_run] = checked_inputs.validators([])
         return data_is_that_of_the_run(self.args(**options))
 
 

@@ -53,13 +53,10 @@ def test_engine_that_dies_while_it_starts_may_start_again_before_learners_take_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With `colocate` learners start after the engines, so nobody else has memory there yet."""
-    for part in (
-        *("create_placement_groups", "create_actor_group", "create_rollout_manager", "check_storage", "bundles"),
-        *("NodeWatch", "EngineSupervisor", "ProcessWatch", "Health", "Waits"),
-    ):
+    for part in ("bundles", "NodeWatch", "EngineSupervisor", "ProcessWatch", "Health", "Waits"):
         monkeypatch.setattr(components_module, part, MagicMock())
-    parts: Any = [MagicMock() for _ in range(4)]
-    components = components_module.create_components(make_args(colocate=True, async_steps=0), *parts)
+    parts: Any = [MagicMock() for _ in range(5)]
+    components = components_module.watched(make_args(colocate=True, async_steps=0), *parts)
     supervisor: Any = components_module.EngineSupervisor
     may_start = supervisor.call_args.kwargs["may_start"]
     assert may_start()

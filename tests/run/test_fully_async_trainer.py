@@ -10,7 +10,7 @@ from driver_fakes import batch_progress
 from open_instruct.data_types import RolloutBatch
 from open_instruct.rollouts.batch_progress import BatchProgress, Returned
 from open_instruct.run import fully_async_trainer
-from open_instruct.run.fully_async_trainer import FullyAsyncTrainer
+from open_instruct.run.fully_async_trainer import FullyAsyncTrainer, TrainedStep
 from open_instruct.system.timer import Timer
 
 METRICS = {"avg_sample_age": 0.0, "max_sample_age": 0.0, "val/num_step_tokens": 5, "val/num_step_response_tokens": 3}
@@ -57,11 +57,19 @@ def trainer(learners: Learners, monkeypatch: pytest.MonkeyPatch) -> FullyAsyncTr
     return FullyAsyncTrainer(make_args(streaming=True), parts, queue, Timer())
 
 
+def train_step(trainer: FullyAsyncTrainer, hooks: Any) -> TrainedStep:
+    """The first step, as the loop of `grpo_fast.py` trains it."""
+    step = trainer.begin_step(1, hooks)
+    while not step.has_all_batches:
+        trainer.train(step, trainer.load_data_from_packing_thread(step))
+    return trainer.end_step(step)
+
+
 HOOKS: Any = SimpleNamespace(before_training=lambda: None, on_idle=lambda: None, tell_news=lambda: None)
 
 
 def test_a_step_has_the_reports_of_its_last_partial_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = trainer(Learners(None), monkeypatch).train_step(1, HOOKS)
+    step = train_step(trainer(Learners(None), monkeypatch), HOOKS)
     assert step.metrics["reports"] == ["2 of learner 0", "2 of learner 1"]
 
 
@@ -69,7 +77,7 @@ def test_a_step_has_the_reports_of_its_last_partial_batch(monkeypatch: pytest.Mo
 def test_a_partial_batch_that_fails_late_fails_the_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its gradient would be missing in the step, whose optimizer has no way to know."""
     with pytest.raises(RuntimeError, match=f"partial batch {number} failed"):
-        trainer(Learners(number), monkeypatch).train_step(1, HOOKS)
+        train_step(trainer(Learners(number), monkeypatch), HOOKS)
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -93,10 +101,10 @@ def test_a_driver_that_was_stopped_looks_for_the_batch_once_more(
     monkeypatch.setattr(learners, "wait", stopped)
     hooks: Any = SimpleNamespace(**vars(HOOKS), describe_progress=batch_progress)
     if is_ready:
-        assert trainer(learners, monkeypatch).train_step(1, hooks).training_step == 1
+        assert train_step(trainer(learners, monkeypatch), hooks).training_step == 1
     else:
         with pytest.raises(TimeoutError, match=r"Nothing came for 1800 s"):
-            trainer(learners, monkeypatch).train_step(1, hooks)
+            train_step(trainer(learners, monkeypatch), hooks)
 
 
 def lines_of_waiting(
@@ -111,7 +119,7 @@ def lines_of_waiting(
 
     caplog.set_level("INFO")
     hooks: Any = SimpleNamespace(**vars(HOOKS), describe_progress=lambda: left.pop(0))
-    trainer(Late(None), monkeypatch).train_step(1, hooks)
+    train_step(trainer(Late(None), monkeypatch), hooks)
     return [(record.levelname, record.getMessage()) for record in caplog.records if "put together" in record.message]
 
 

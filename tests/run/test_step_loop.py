@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from conftest import make_args
@@ -92,8 +92,13 @@ def test_prompts_travel_beside_the_weights_unless_devices_are_shared(tmp_path: P
 def test_steps_without_a_finite_gradient_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fully_async_trainer, "merge_step_metrics", lambda reports: {NONFINITE_STEPS: 1})
     run = played_run(tmp_path, max_nonfinite_steps=3)
-    run.components.shut_down = lambda *_: None
-    monkeypatch.setattr(grpo_fast, "set_up", lambda *_, queues: run)
+    run.components.shut_down = run.components.wait_until_ready = lambda *_: None
+    monkeypatch.setattr(grpo_fast, "watched", lambda *_: run.components)
+    monkeypatch.setattr(grpo_fast, "wire", lambda *_: run)
+    for part in ("create_message_queue", "create_placement_groups", "create_actor_group", "create_rollout_manager"):
+        monkeypatch.setattr(grpo_fast, part, MagicMock())
+    for part in ("node_ids", "check_storage"):
+        monkeypatch.setattr(grpo_fast, part, lambda *_: [])
     monkeypatch.setattr(grpo_fast, "ray_cluster", lambda *_: nullcontext(run.components.signals))
     monkeypatch.setattr(grpo_fast, "PickledQueue", lambda *_: None)
     monkeypatch.setattr(grpo_fast, "queue_actor_options", dict)

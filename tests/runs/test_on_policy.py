@@ -52,7 +52,7 @@ def options() -> dict[str, Any]:
 
 
 def load_data(args: GRPOConfig) -> PromptDataset:
-    from open_instruct.grpo_fast import load_inputs
+    from open_instruct.data.run_inputs import load_inputs
 
     inputs, mistakes = load_inputs(args)
     assert inputs is not None, mistakes
