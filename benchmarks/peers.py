@@ -3,9 +3,11 @@
     bash scripts/setup_peers.sh                                # TRL, in an environment of its own
     python benchmarks/peers.py                                 # five rounds of every kind of work: about two hours
     python benchmarks/peers.py --work heavy_tail --rounds 3 --ways trl one_ahead
+    python scripts/data/get_smollm2.py --output_dir out/SmolLM2-135M-Instruct
+    python benchmarks/peers.py --model out/SmolLM2-135M-Instruct --work fixed --rounds 3 --steps 4     # a real model
 
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
-384), with a random model of 3.2 M parameters in float32. TRL generates with Transformers and trains micro-batches of 8. This
+384), with a random model of 3.2 M parameters, or `--model`, in float32. TRL generates with Transformers and trains micro-batches of 8. This
 project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, and
 reuse what prompts begin with in common, here also the system prompt. Ways that end in
 "_per_core" have a process with one thread for each core (TRL: ranks; this project: learners and engines), among which the rows
@@ -105,6 +107,10 @@ def _cpu_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+def model_of(given: str | None, directory: str) -> str:
+    return str(Path(given).absolute()) if given else build_model(directory)
+
+
 def build_model(directory: str) -> str:
     """A random model of 3.2 M parameters, the same for both."""
     import torch
@@ -133,7 +139,7 @@ def build_model(directory: str) -> str:
 # --- this project -----------------------------------------------------------------------------------------------------
 
 
-def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) -> int:
+def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str, model: str | None) -> int:
     from dataclasses import replace
 
     from open_instruct import grpo_fast
@@ -161,7 +167,7 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
 
     words = [
         "--model_name_or_path",
-        build_model(f"{directory}_model"),
+        model_of(model, f"{directory}_model"),
         "--dataset_mixer_list",
         SUMS,
         "1.0",
@@ -169,7 +175,7 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
         directory,
     ]
     words += ["--num_unique_prompts_rollout", str(NUM_PROMPTS), "--num_samples_per_prompt_rollout", str(GROUP_SIZE)]
-    words += ["--max_prompt_token_length", "600" if work.long_prompts else "64"]
+    words += ["--max_prompt_token_length", "600" if work.long_prompts else "64" if model is None else "128"]
     words += ["--response_length", str(work.longest), "--pack_length", "2048", "--seed", "1", *WAYS[way]]
     words += [
         "--total_episodes",
@@ -190,7 +196,7 @@ def run_ours(work: Work, way: str, num_steps: int, report: str, directory: str) 
 # --- TRL --------------------------------------------------------------------------------------------------------------
 
 
-def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
+def run_trl(work: Work, num_steps: int, report: str, directory: str, given_model: str | None) -> int:
     """Runs in `.venv-peers`, alone or as one of the ranks that torch's launcher started."""
     import torch
     from datasets import Dataset
@@ -200,7 +206,7 @@ def run_trl(work: Work, num_steps: int, report: str, directory: str) -> int:
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     directory, report = f"{directory}{rank}", f"{report}{rank or ''}"
     torch.set_num_threads(max(1, NUM_CORES // num_ranks))
-    path = build_model(f"{directory}_model")
+    path = model_of(given_model, f"{directory}_model")
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.padding_side = "left"
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -290,7 +296,7 @@ def steps_of(report: Path) -> Iterator[tuple[float, float]]:
             yield wall, own
 
 
-def measure(work: str, way: str, num_steps: int) -> list[tuple[float, float]]:
+def measure(work: str, way: str, num_steps: int, model: str | None) -> list[tuple[float, float]]:
     python = ROOT / (".venv-peers" if way.startswith("trl") else ".venv") / "bin/python"
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(NUM_CORES)]
     with tempfile.TemporaryDirectory() as directory:
@@ -298,6 +304,7 @@ def measure(work: str, way: str, num_steps: int) -> list[tuple[float, float]]:
         words = [str(python), *(launcher if way == "trl_per_core" else []), __file__]
         words += ["--role", way, "--work", work, "--steps", str(num_steps)]
         words += ["--report", str(report), "--directory", f"{directory}/run"]
+        words += ["--model", model] if model else []
         env = {**os.environ, "HF_HUB_OFFLINE": "1"}
         env.pop("OMP_NUM_THREADS", None)
         done = subprocess.run(words, env=env, timeout=LIMIT_S, check=False, capture_output=True, text=True)
@@ -312,14 +319,15 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="measured steps of a run")
+    parser.add_argument("--model", help="directory of a model, in place of the random one")
     parser.add_argument("--json", help="file for the table")
     for name in ("role", "report", "directory"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role in ("trl", "trl_per_core"):
-        sys.exit(run_trl(WORK[args.work[0]], args.steps, args.report, args.directory))
+        sys.exit(run_trl(WORK[args.work[0]], args.steps, args.report, args.directory, args.model))
     if args.role is not None:
-        sys.exit(run_ours(WORK[args.work[0]], args.role, args.steps, args.report, args.directory))
+        sys.exit(run_ours(WORK[args.work[0]], args.role, args.steps, args.report, args.directory, args.model))
     from benchmarks.report import print_table, write_json
 
     table = []
@@ -327,7 +335,7 @@ def main() -> None:
         runs: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in args.ways}
         for _ in range(args.rounds):
             for way in args.ways:
-                runs[way].append(measure(work, way, args.steps))
+                runs[way].append(measure(work, way, args.steps, args.model))
         table += list(summaries(work, runs))
     print_table(table)
     write_json(args.json, table)
