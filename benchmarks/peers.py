@@ -7,12 +7,11 @@
     python benchmarks/peers.py --model out/SmolLM2-135M-Instruct --work fixed --rounds 3 --steps 4     # a real model
 
 Each step takes 8 prompts with 8 responses of forced lengths: 64 tokens each, or log-normal by prompt (sigma 1, mean 48, at most
-384), with a random model of 3.2 M parameters, or `--model`, in float32. TRL generates with Transformers and trains micro-batches of 8. This
-project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model, and
-reuse what prompts begin with in common, here also the system prompt. Ways that end in
-"_per_core" have a process with one thread for each core (TRL: ranks; this project: learners and engines), among which the rows
-are divided; the others have one process of a kind. The first steps of a run are warm-up. A step during which other programs used
-more than 5 % of the machine does not count.
+384), with a random model of 3.2 M parameters, or that of `--model`, in float32. TRL generates with Transformers and trains
+micro-batches of 8. This project runs strictly on-policy, and one step ahead with `--streaming`; its engines compile the model and
+reuse what prompts begin with in common, here also the system prompt. Ways that end in "_per_core" have a process with one thread
+for each core (TRL: ranks; this project: learners and engines), among which the rows are divided; the others have one process of a
+kind. The first steps of a run are warm-up. A step during which other programs used more than 5 % of the machine does not count.
 """
 
 import argparse
