@@ -22,12 +22,16 @@ class Measure:
     """Mean reward; None: not known."""
     standard_error: float | None = None
     """Of the share; None: not known."""
+    environment_reward: float | None = None
+    """Mean of what environments gave, for which an answer is right only from 1 on; None: no environment gave anything."""
 
     def __str__(self) -> str:
         if self.share is None:
             return "not measured" if self.reward is None else f"reward {self.reward:.3f}"
         error = "" if self.standard_error is None else f" ± {100 * self.standard_error:.1f}"
-        return f"{100 * self.share:.1f}{error}% right"
+        is_graded = self.environment_reward is not None and abs(self.environment_reward - self.share) > 1e-6
+        graded = f", environment reward {self.environment_reward:.3f}" if is_graded else ""
+        return f"{100 * self.share:.1f}{error}% right{graded}"
 
 
 @dataclass(frozen=True)
@@ -59,5 +63,7 @@ class Accuracies:
 
 def _measure(metrics: Mapping[str, Any], share_key: str, reward_key: str) -> Measure | None:
     share, reward = metrics.get(share_key), metrics.get(reward_key)
-    error = metrics.get(f"{share_key}_standard_error")
-    return None if share is None and reward is None else Measure(share, reward, error)
+    if share is None and reward is None:
+        return None
+    graded = metrics.get(reward_key.replace("scores", "objective/environment_reward"))
+    return Measure(share, reward, metrics.get(f"{share_key}_standard_error"), graded)

@@ -276,6 +276,19 @@ def test_the_live_line_names_each_evaluation_set_and_its_step(
     assert log.accuracies_at(6) is None
 
 
+def test_an_evaluation_of_graded_rewards_tells_their_mean(make_log: Callable[[], RunLog], tmp_path: Path) -> None:
+    """An answer that an environment gave 0.9 is not right, and a run that goes from 0.1 to 0.9 has learned nevertheless."""
+    log = make_log()
+    log.started(0, None)
+    log.evaluation(2, {"eval/pass_at_1": 0.0, "eval/scores": 4.5, "eval/objective/environment_reward": 0.45})
+    log.evaluation(
+        4, {"eval/a/pass_at_1": 0.1, "eval/a/scores": 1.0, "eval/a/objective/environment_reward": 0.1}
+    )  # nothing graded
+    text = (tmp_path / "logs" / "driver.log").read_text()
+    assert "evaluation after step 2: 0.0% right, environment reward 0.450" in text
+    assert text.endswith("evaluation after step 4: a 10.0% right\n")
+
+
 def test_the_live_line_says_how_much_a_reward_can_be(
     make_log: Callable[[], RunLog], capsys: pytest.CaptureFixture[str]
 ) -> None:
