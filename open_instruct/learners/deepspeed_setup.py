@@ -28,6 +28,8 @@ def engine_around(model: torch.nn.Module, args: GRPOConfig, device: Device, *, w
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=optimizer, config=config, lr_scheduler=make_schedule(args, optimizer)
     )
+    if world_size == 1 and engine.zero_optimization_stage() == 0:
+        engine.enable_backward_allreduce = False  # a sum over one rank, for which all gradients would be copied twice
     return engine
 
 
