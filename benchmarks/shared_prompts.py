@@ -1,4 +1,4 @@
-"""What an engine saves by computing a prompt once for all its responses: seconds and CPU-seconds for a step's responses, in turns.
+"""What an engine saves by computing a prompt once for all its responses: seconds and CPU-seconds for the responses of a step.
 
     python benchmarks/shared_prompts.py                                                   # the tiny model
     python benchmarks/shared_prompts.py --model out/SmolLM2-135M-Instruct --rounds 5
