@@ -16,6 +16,7 @@ import hashlib
 import html
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +57,14 @@ class PackedFile:
     """Blocks of the file, up to a number of bytes."""
 
     largest_bytes: int
+    hidden: Sequence[str] = ()
+    """As `packed`."""
     blocks: dict[str, str] = field(default_factory=dict)
     num_bytes: int = 0
 
     def add(self, name: str, content: Any, *, limit: float = 1.0) -> bool:
         """Add a block if at most this share of the file is full with it. Returns whether it was added."""
-        block = packed(content)
+        block = packed(content, self.hidden)
         if self.num_bytes + len(block) > limit * self.largest_bytes:
             return False
         self.blocks[name] = block
@@ -112,9 +115,10 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
     """The HTML of the file."""
     about, steps = view.about(), view.steps()
     frame = document(about["name"], {})
-    file = PackedFile(largest_bytes - len(frame.encode()))
+    hidden = directories_of(view)
+    file = PackedFile(largest_bytes - len(frame.encode()), hidden)
     whole = whole_run(view, about)
-    file.num_bytes = len(packed(whole)) + 4000  # and the sentences that are added to it
+    file.num_bytes = len(packed(whole, hidden)) + 4000  # and the sentences that are added to it
     torn = TornFiles()
     with_samples = [step for step in spread(steps) if torn.read(lambda step=step: _add_step(view, file, step), False)]
     with_tokens = [
@@ -133,7 +137,7 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
             *whole["views"].get("evaluations?run=0", {}).get("torn", []),
         ],
     }
-    return document(about["name"], {"run-data": packed(whole), **file.blocks})
+    return document(about["name"], {"run-data": packed(whole, hidden), **file.blocks})
 
 
 def _add_step(view: _Views, file: PackedFile, step: int) -> bool:
@@ -253,9 +257,21 @@ def rounded(value: Any) -> Any:
     return [rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def packed(content: Any) -> str:
-    """Base64 of gzip of JSON: letters in which no text of a model can be markup."""
+def directories_of(view: _Views) -> list[str]:
+    """The directories in the run's options and command line, longest first: a file that is sent to others names files,
+    and not where they lie on this machine."""
+    values = [entry["value"] for entry in _if_any(view, "options") or []]
+    words = [word for value in values for word in (value if isinstance(value, list) else [value])]
+    words += shlex.split(view.about().get("command") or "")
+    paths = {Path(word) for word in words if isinstance(word, str) and word.startswith("/")}
+    return sorted({f"{path.parent}/" for path in paths if len(path.parts) > 2}, key=len, reverse=True)
+
+
+def packed(content: Any, hidden: Sequence[str] = ()) -> str:
+    """Base64 of gzip of JSON: letters in which no text of a model can be markup. The texts of `hidden` are left out."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    for part in hidden:
+        text = text.replace(part, "")
     return base64.b64encode(gzip.compress(text.encode(errors="replace"), 9, mtime=0)).decode()
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from hostile_records import ATTACKS, make_hostile
-from made_records import MadeRecord, make_record
+from made_records import TINY_MODEL, MadeRecord, make_record
 
+from open_instruct.run.options_file import OPTIONS_FILE
 from open_instruct.watch import views
 from open_instruct.watch.export import (
     LARGEST_BYTES,
@@ -87,13 +88,31 @@ def test_what_belongs_to_no_step_is_what_the_views_say(made: MadeRecord, page: s
         expected = rounded(views.answer(runs, name, arguments))
         if name == "runs":
             expected[0]["directory"] = "made"
-        assert value == expected, key
+        directories = f"{TINY_MODEL.parent}/"  # of this machine; the file has names alone
+        assert value == json.loads(json.dumps(expected).replace(directories, "")), key
     assert {key.partition("?")[0] for key in content["views"]} >= {"curves", "options", "evaluations", "cost", "lanes"}
     assert content["evaluations"].keys() == {"plus 0", "minus 0", "plus 5", "minus 5"}
 
 
 def test_no_path_of_the_run_s_machine_is_in_the_list_of_runs(made: MadeRecord, page: str) -> None:
     assert str(made.directory) not in json.dumps(blocks(page)["run-data"]["views"]["runs?"])
+
+
+def test_directories_of_the_run_s_machine_are_nowhere_in_the_file(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    make_record(directory)
+    options = json.loads((directory / OPTIONS_FILE).read_text())
+    secret = "/home/somebody/secret_project"
+    options["in_force"] |= {
+        "dataset_mixer_list": [f"{secret}/data/train.jsonl", "1.0"],
+        "output_dir": f"{secret}/out/run",
+    }
+    (directory / OPTIONS_FILE).write_text(json.dumps(options))
+    path = tmp_path / "page.html"
+    export(Runs([directory]), path)
+    unpacked = json.dumps(blocks(path.read_text()))
+    assert "train.jsonl" in unpacked
+    assert "somebody" not in unpacked
 
 
 # --- size -------------------------------------------------------------------------------------------------------------
