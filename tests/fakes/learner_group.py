@@ -35,8 +35,8 @@ def make_samples(num: int, *, seed: int = 0, num_tokens: int = 60) -> list[Train
     return samples
 
 
-_IDLE: dict[tuple[int, ...], tuple[Any, Any]] = {}
-"""Groups whose test has ended, with their places, by the number of learners on each node."""
+_IDLE: dict[int, tuple[Any, Any]] = {}
+"""Groups whose test has ended, with their places, by the number of learners. On one machine all nodes are this one."""
 
 
 class Learners:
@@ -47,8 +47,7 @@ class Learners:
         options = {"use_rho_correction": False, **options}
         self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
         self.ray = ray
-        self._layout = tuple(self.args.num_learners_per_node)
-        self.group, self._places = _IDLE.pop(self._layout, None) or self._new_group()
+        self.group, self._places = _IDLE.pop(self.args.num_learners, None) or self._new_group()
         self.num_steps = 0
         started = self.group.async_init(self.args, with_ref=self.args.load_ref_policy)
         assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
@@ -116,10 +115,10 @@ class Learners:
         self.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         started_over = [worker.__ray_call__.remote(start_over) for worker in self.group.workers]
         self.ray.get(started_over, timeout=TIMEOUT_S)
-        if self._layout in _IDLE:
+        if self.args.num_learners in _IDLE:
             _end(self.group, self._places)
         else:
-            _IDLE[self._layout] = self.group, self._places
+            _IDLE[self.args.num_learners] = self.group, self._places
 
 
 def start_over(learner: Any) -> None:
