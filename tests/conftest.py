@@ -26,11 +26,26 @@ CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of linux/sched.h a
 TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
 _ENGINES, _LEARNERS = "shared engines", "shared learners"
 _LONGEST_S = {
-    **{"test_example_runs": 157, "test_step_breakdown": 120, "test_placement_group": 85, "test_compiled_layers": 82},
-    **{"test_notebook": 80, "test_commands_of_pages": 68, "test_code_verifiers": 53, "test_rc_actor": 50},
-    **{"test_math_pairs": 49, "test_state_offload": 47, "test_dry_run": 47, "test_will_it_fit": 46},
-    **{"test_core_failure": 34, "test_engine_sleep": 30, "test_extensions": 30, "test_teacher_engine": 28},
-    **{"test_clusters": 26, "test_ray_security": 24, "test_with_judge": 22, "test_other_pythons": 20},
+    "test_example_runs": 157,
+    "test_step_breakdown": 120,
+    "test_placement_group": 85,
+    "test_compiled_layers": 82,
+    "test_notebook": 80,
+    "test_commands_of_pages": 68,
+    "test_code_verifiers": 53,
+    "test_rc_actor": 50,
+    "test_math_pairs": 49,
+    "test_state_offload": 47,
+    "test_dry_run": 47,
+    "test_will_it_fit": 46,
+    "test_core_failure": 34,
+    "test_engine_sleep": 30,
+    "test_extensions": 30,
+    "test_teacher_engine": 28,
+    "test_clusters": 26,
+    "test_ray_security": 24,
+    "test_with_judge": 22,
+    "test_other_pythons": 20,
 }
 """Seconds of the files that take longest, core and extended: for the order in which lanes take them."""
 MAX_MODEL_LEN = 128

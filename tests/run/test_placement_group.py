@@ -138,8 +138,8 @@ def test_a_group_without_a_placement_group_makes_its_own(ray_session: Any) -> No
     from open_instruct.learners.actor_group import RayTrainGroup
 
     ray_session.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
-    played: Any = ProcessOnAPlace
-    group = RayTrainGroup(num_nodes=2, num_gpus_per_node=[2, 1], actor_cls=played)
+    actor_cls: Any = ProcessOnAPlace
+    group = RayTrainGroup(num_nodes=2, num_gpus_per_node=[2, 1], actor_cls=actor_cls)
     pids = ray_session.get(
         [worker.__ray_call__.remote(lambda _: os.getpid()) for worker in group.workers], timeout=TIMEOUT_S
     )
