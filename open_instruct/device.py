@@ -7,12 +7,14 @@ The driver determines the device once and passes it to the actors, because an ac
 would answer differently.
 """
 
+import functools
 import math
 import os
 import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -434,9 +436,17 @@ def flash_attention_can_run(kind: Kind, dtype: str) -> bool:
 
 
 def _sees_a_gpu() -> bool:
+    """Torch is not asked where it is built for the CPU alone, because its import takes seconds."""
+    if _torch_is_for_the_cpu_alone():
+        return False
     import torch
 
     return torch.cuda.is_available()
+
+
+@functools.cache
+def _torch_is_for_the_cpu_alone() -> bool:
+    return version("torch").endswith("+cpu")
 
 
 def _share_of_cores(at_once: int | None) -> int:

@@ -24,7 +24,30 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # of linux/sched.h and linux/mount.h
 TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
-_ENGINES, _LEARNERS, _LONG = "shared engines", "shared learners", {"runs", "scenarios", "project"}
+_ENGINES, _LEARNERS = "shared engines", "shared learners"
+_LONGEST_S = {
+    "test_example_runs": 157,
+    "test_step_breakdown": 120,
+    "test_placement_group": 85,
+    "test_compiled_layers": 82,
+    "test_notebook": 80,
+    "test_commands_of_pages": 68,
+    "test_code_verifiers": 53,
+    "test_rc_actor": 50,
+    "test_math_pairs": 49,
+    "test_state_offload": 47,
+    "test_dry_run": 47,
+    "test_will_it_fit": 46,
+    "test_core_failure": 34,
+    "test_engine_sleep": 30,
+    "test_extensions": 30,
+    "test_teacher_engine": 28,
+    "test_clusters": 26,
+    "test_ray_security": 24,
+    "test_with_judge": 22,
+    "test_other_pythons": 20,
+}
+"""Seconds of the files that take longest, core and extended: for the order in which lanes take them."""
 MAX_MODEL_LEN = 128
 TIMEOUT_S = 120.0
 
@@ -59,11 +82,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Lanes(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where extended or slow tests alone are asked for, a file without any is not imported: 22 CPU seconds for all files."""
+    if collection_path.suffix != ".py":
+        return None
+    return None if all(_names(collection_path, mark) for mark in _needed_marks(config)) else True
+
+
+@functools.cache
+def _names(path: Path, mark: str) -> bool:
+    return f"mark.{mark}" in path.read_text()
+
+
+def _needed_marks(config: pytest.Config) -> set[str]:
+    """Which of the two marks a test must have to be chosen."""
+    expression = str(config.option.markexpr)
+    return set() if " or " in expression else {"extended", "slow"} & set(expression.split(" and "))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In lanes what takes longest comes first, so that the lanes end at about the same time."""
+    """A mark stands in the file of its test. In lanes what takes longest comes first, so that they end at about the same time."""
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()} & {"extended", "slow"}
+        assert all(_names(item.path, mark) for mark in marks), f"{item.path}: write mark.{marks} there"
     if "PYTEST_XDIST_WORKER" in os.environ:
         order = [_ENGINES, _LEARNERS, ""]
-        items.sort(key=lambda item: (order.index(shared_by(item.path)), not _LONG & set(item.path.parts)))
+        items.sort(key=lambda item: (order.index(shared_by(item.path)), -_LONGEST_S.get(item.path.stem, 0)))
 
 
 def pytest_collection_finish() -> None:
@@ -78,7 +122,8 @@ def shared_by(path: Path) -> str:
     text = path.read_text()
     if re.search(r"\bengines: SimpleNamespace", text):
         return _ENGINES
-    return _LEARNERS if re.search(r"^from learner_group import .*\bLearners\b", text, re.MULTILINE) else ""
+    has_learners = r"^from (learner_group import .*\bLearners|ranks import .*\bstarted_ranks)\b"
+    return _LEARNERS if re.search(has_learners, text, re.MULTILINE) else ""
 
 
 @pytest.fixture
@@ -149,9 +194,14 @@ def ray_session() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_learner_idles_beside_other_files(request: pytest.FixtureRequest) -> None:
-    """Processes of learners that serve several tests (`fakes/learner_group.py`) end before a file that has no use for them."""
-    if "learner_group" in sys.modules and shared_by(request.path) != _LEARNERS:
+    """Processes of learners that serve several tests (`fakes/learner_group.py`, `fakes/ranks.py`) end before a file that has no
+    use for them."""
+    if shared_by(request.path) == _LEARNERS:
+        return
+    if "learner_group" in sys.modules:
         sys.modules["learner_group"].end_idle_learners()
+    if "ranks" in sys.modules:
+        sys.modules["ranks"].end_idle_ranks()
 
 
 @pytest.fixture(scope="session")

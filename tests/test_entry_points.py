@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,3 +117,15 @@ def test_grpo_fast_tells_the_story_from_top_to_bottom() -> None:
     story = text[text.index("def main(") :]
     places = [story.index(step) for step in steps]
     assert places == sorted(places)
+
+
+@pytest.mark.skipif(not version("torch").endswith("+cpu"), reason="torch is asked whether there is a GPU")
+def test_a_mistyped_flag_is_told_without_an_import_of_torch() -> None:
+    program = (
+        "import sys; from open_instruct import grpo_fast; sys.argv += ['--nonsense', '3']\n"
+        "try: grpo_fast.main()\nfinally: print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "--nonsense: no such option" in done.stderr
+    assert done.stdout == "[]\n"

@@ -11,7 +11,7 @@ import pytest
 
 from open_instruct.cluster import ray_security
 
-pytestmark = [pytest.mark.extended, pytest.mark.alone]
+pytestmark = pytest.mark.extended
 
 START_AND_LIST_DOORS = """
 import os, sys

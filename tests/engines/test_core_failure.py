@@ -70,7 +70,6 @@ make_engine(EngineOptions(model=sys.argv[1], dtype="float32", max_model_len=64, 
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_a_real_core_that_does_not_start(tmp_path: Path) -> None:
     """Its process does not know our weight transport."""
     environment = {

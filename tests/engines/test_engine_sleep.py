@@ -92,7 +92,6 @@ def test_without_a_time_it_never_sleeps_by_itself() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_real_engine_wakes_for_prompts_and_weights_and_loses_nothing(
     ray_session: Any, prompts: list[np.ndarray], tied_model: str, level: int

@@ -16,6 +16,7 @@ COLLECTIVES = (
     *("scatter", "send", "recv", "isend", "irecv"),
 )
 """Functions of torch.distributed that pass tensors to the backend."""
+ANSWER_S = 60.0
 
 
 class Rank:
@@ -65,15 +66,44 @@ def start_deepspeed() -> None:  # apart: cloudpickle takes `deepspeed.ops` for `
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 
 
+_IDLE: dict[tuple[int, str], list[Any]] = {}
+"""Ranks that no file uses now, by their number and the kind of their device."""
+
+
 @contextmanager
 def started_ranks(ray: Any, num_ranks: int, directory: Path, *modules: str, kind: str = "cpu") -> Iterator[list[Any]]:
-    """Actors of ranks that have joined; functions of test files, `modules`, travel by value, because workers cannot import it."""
+    """Actors of ranks that have joined, for one file after another, because it takes seconds to import DeepSpeed. Functions of
+    test files, `modules`, travel by value, because workers cannot import them."""
     for name in (__name__, "conftest", *modules):
         ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+    actors = _IDLE.pop((num_ranks, kind), None) or _start_ranks(ray, num_ranks, directory, kind)
+    yield actors
+    try:
+        ray.get([actor.call.remote(rank_of) for actor in actors], timeout=ANSWER_S)
+    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        _end(actors)
+    else:
+        _IDLE[num_ranks, kind] = actors
+
+
+def rank_of(rank: Rank) -> int:
+    return rank.rank
+
+
+def _start_ranks(ray: Any, num_ranks: int, directory: Path, kind: str) -> list[Any]:
     env = {"env_vars": {"OMP_NUM_THREADS": "1"}}
     num_gpus = 0.5 if kind == "cuda" else 0
     rank_class = ray.remote(Rank).options(num_cpus=0, num_gpus=num_gpus, runtime_env=env)
-    actors = [rank_class.remote(rank, num_ranks, str(directory / "store"), kind) for rank in range(num_ranks)]
-    yield actors
+    return [rank_class.remote(rank, num_ranks, str(directory / "store"), kind) for rank in range(num_ranks)]
+
+
+def end_idle_ranks() -> None:
+    while _IDLE:
+        _end(_IDLE.popitem()[1])
+
+
+def _end(actors: list[Any]) -> None:
+    import ray
+
     for actor in actors:
         ray.kill(actor)

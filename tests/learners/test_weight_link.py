@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,32 +43,41 @@ class CollectiveSender:
         self.num_sent += 1
 
 
-def send_on_one_rank(rank: int, store: str, can_start: bool, answers: Any) -> None:
+def send_on_one_rank(rank: int, store: str, answers: Any) -> None:
+    """Where the engines can begin, and then where they cannot; the answers are the numbers of updates that were sent."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     device: Any = SimpleNamespace(synchronize=lambda: None, learner_device=torch.device("cpu"), weight_transport="shm")
     source = DeepSpeedWeightSource(torch.nn.Linear(2, 2), zero_stage=0)
     options = LinkOptions(1, 1.0, 1.0, lambda: ("", 0))
-    link = WeightLink(source, device, rank=rank, world_size=2, options=options)
-    sender: Any = CollectiveSender()
-    client: Any = PlayedClient(can_start)
-    link._sender, link._client = sender, client
-    link.send(1)
-    answers.put((rank, sender.num_sent))
+    for can_start in (True, False):
+        link = WeightLink(source, device, rank=rank, world_size=2, options=options)
+        sender: Any = CollectiveSender()
+        client: Any = PlayedClient(can_start)
+        link._sender, link._client = sender, client
+        link.send(1)
+        answers.put(((can_start, rank), sender.num_sent))
 
 
-@pytest.mark.parametrize("can_start", [True, False])
-def test_no_rank_sends_where_the_engines_cannot_begin(tmp_path: Path, can_start: bool) -> None:
+@pytest.fixture(scope="module")
+def num_sent(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int], int]:
+    """Updates that were sent, by whether the engines can begin and by rank."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    store = str(tmp_path / "store")
-    ranks = [context.Process(target=send_on_one_rank, args=(rank, store, can_start, answers)) for rank in range(2)]
+    store = str(tmp_path_factory.mktemp("ranks") / "store")
+    ranks = [context.Process(target=send_on_one_rank, args=(rank, store, answers)) for rank in range(2)]
     for process in ranks:
         process.start()
-    assert sorted(answers.get(timeout=LIMIT_S) for _ in ranks) == [(0, int(can_start)), (1, int(can_start))]
+    numbers = dict(answers.get(timeout=LIMIT_S) for _ in range(4))
     for process in ranks:
         process.join(timeout=LIMIT_S)
         assert process.exitcode == 0
+    return numbers
+
+
+@pytest.mark.parametrize("can_start", [True, False])
+def test_no_rank_sends_where_the_engines_cannot_begin(num_sent: dict[tuple[bool, int], int], can_start: bool) -> None:
+    assert [num_sent[can_start, rank] for rank in range(2)] == [int(can_start)] * 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MAX_MODEL_LEN, TIMEOUT_S, make_args
+from conftest import TIMEOUT_S, make_args
 from hypothesis import given
 from hypothesis import strategies as st
 from weight_changes import change, largest_difference
@@ -36,8 +36,7 @@ def pair(request: pytest.FixtureRequest, ray_session: Any) -> Iterator[SimpleNam
     if request.param == "tied":
         engine = request.getfixturevalue("engines").actors[0]
     else:
-        queues = rollout_manager.create_queues(args)
-        [engine] = rollout_manager.create_rollout_engines(args, None, queues=queues, max_model_len=MAX_MODEL_LEN)
+        [engine] = rollout_manager.create_rollout_engines(args, None)
     module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     original = {name: value.clone() for name, value in module.state_dict().items()}
     client = WeightUpdateClient([engine], workers_per_engine=1, timeout_s=TIMEOUT_S)
@@ -84,6 +83,17 @@ def test_engine_and_learner_agree_after_each_update(
         logprobs = np.concatenate([lp for result in results for lp in result.logprobs])
         assert before is None or before.shape != logprobs.shape or np.abs(before - logprobs).max() > 1e-3
         before = logprobs
+
+
+def test_engines_without_a_manager_are_asked_directly(
+    ray_session: Any, pair: SimpleNamespace, prompts: list[np.ndarray]
+) -> None:
+    """The untied one has no queues either."""
+    config = SamplingConfig(max_tokens=4)
+    [result] = ray_session.get(pair.engine.generate_with_single_engine.remote(prompts[:1], config), timeout=TIMEOUT_S)
+    assert len(result.responses[0]) <= 4
+    in_use = pair.engine.__ray_call__.remote(lambda actor: actor._engine.memory_in_use_bytes())
+    assert ray_session.get(in_use, timeout=TIMEOUT_S) > 2**28  # asked of vLLM's worker, which has torch and vLLM loaded
 
 
 def test_an_update_that_breaks_off_leaves_the_old_weights(

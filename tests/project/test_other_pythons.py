@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.extended, pytest.mark.alone]
+pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).parents[2]
 OTHERS = [version for version in ("3.11", "3.12", "3.13") if version != f"3.{sys.version_info.minor}"]

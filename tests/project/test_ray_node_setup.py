@@ -21,7 +21,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 from node_settings import RAY_ON_LOOPBACK, authentication, first_host_of_slurm, read_place, read_settings  # noqa: E402
 from ray_node_setup import own_address  # noqa: E402
 
-pytestmark = [pytest.mark.extended, pytest.mark.alone]
+pytestmark = pytest.mark.extended
 
 SMALL = "--num-cpus 1 --object-store-memory 80000000"
 SHOW_CLUSTER = """
@@ -232,6 +232,7 @@ def test_two_nodes_with_a_token_run_one_command_and_leave_nothing(nodes: Nodes) 
     nodes.assert_nothing_is_left(before)
 
 
+@pytest.mark.alone
 def test_a_node_without_the_token_is_told_so_and_the_head_says_who_is_missing(nodes: Nodes) -> None:
     before = shared_memory()
     head = nodes.start(0, SHOW_CLUSTER, RAY_JOIN_TIMEOUT_S="12")
@@ -247,6 +248,7 @@ def test_a_node_without_the_token_is_told_so_and_the_head_says_who_is_missing(no
     nodes.assert_nothing_is_left(before)
 
 
+@pytest.mark.alone
 def test_a_worker_without_a_head_gives_up(nodes: Nodes) -> None:
     code, output = end(nodes.start(1, RAY_JOIN_TIMEOUT_S="1"), 20.0)
     assert code == 1, output
@@ -254,6 +256,7 @@ def test_a_worker_without_a_head_gives_up(nodes: Nodes) -> None:
     nodes.assert_nothing_is_left(shared_memory())
 
 
+@pytest.mark.alone
 def test_sigterm_to_everybody_reaches_the_command_while_all_nodes_are_still_there(nodes: Nodes) -> None:
     before = shared_memory()
     head, worker = nodes.start(0, WAIT_FOR_SIGTERM), nodes.start(1)

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 @pytest.mark.parametrize("further", [[], ["--per_core"]], ids=["one of each", "per core"])
 def test_bare_parts_compute_the_tokens_of_the_pipeline(tmp_path: Path, further: list[str]) -> None:
     file = tmp_path / "rows.json"

@@ -45,7 +45,6 @@ def test_no_command_is_a_mistake() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_the_command_can_ask_the_judge_and_nothing_is_left(tmp_path: Path) -> None:
     words = [sys.executable, str(SCRIPT), "--model", str(TINY_MODEL), "--log", str(tmp_path / "judge.log"), "--"]
     done = subprocess.run(

@@ -2,11 +2,11 @@
 
 import os
 import platform
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import TIMEOUT_S, make_args
 from whole_runs import SUMS
@@ -127,24 +127,19 @@ def test_save_model_with_the_optimizer(ray_session: Any, system: Any, tmp_path: 
     ray_session.get(system.actor_model.async_load_checkpoint(f"{directory}/checkpoint", 3), timeout=TIMEOUT_S)
 
 
-def test_engines_without_a_manager_are_asked_directly(ray_session: Any, prompts: list[np.ndarray]) -> None:
-    from open_instruct.data_types import SamplingConfig
-    from open_instruct.run.rollout_manager import create_rollout_engines
+class ProcessOnAPlace:
+    """In place of a learner, which would import torch and DeepSpeed for the number of its process."""
 
-    [engine] = create_rollout_engines(make_args(), None)
-    [result] = ray_session.get(
-        engine.generate_with_single_engine.remote(prompts[:1], SamplingConfig(max_tokens=4)), timeout=TIMEOUT_S
-    )
-    assert len(result.responses[0]) <= 4
-    in_use = engine.__ray_call__.remote(lambda actor: actor._engine.memory_in_use_bytes())
-    assert ray_session.get(in_use, timeout=TIMEOUT_S) > 2**28  # asked of vLLM's worker, which has torch and vLLM loaded
-    ray_session.kill(engine)
+    def __init__(self, rank: int, world_size: int) -> None:
+        assert rank < world_size == 3
 
 
 def test_a_group_without_a_placement_group_makes_its_own(ray_session: Any) -> None:
     from open_instruct.learners.actor_group import RayTrainGroup
 
-    group = RayTrainGroup(num_nodes=2, num_gpus_per_node=[2, 1])
+    ray_session.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
+    actor_cls: Any = ProcessOnAPlace
+    group = RayTrainGroup(num_nodes=2, num_gpus_per_node=[2, 1], actor_cls=actor_cls)
     pids = ray_session.get(
         [worker.__ray_call__.remote(lambda _: os.getpid()) for worker in group.workers], timeout=TIMEOUT_S
     )

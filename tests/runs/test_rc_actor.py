@@ -82,7 +82,6 @@ def turns_of(tmp_path: Path) -> list[TrainingText]:
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_two_workers_and_two_servers(tmp_path: Path, problems: Path) -> None:
     def forgetful(call: Call) -> Any:
         return web.Response(status=503) if call.number % 11 == 5 else polite(call)
@@ -311,7 +310,6 @@ async def cannot_travel(turn, score):
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     (tmp_path / "mine_rc.py").write_text(USERS_PARTS)
     mine = ("dataset_loader=mine_rc.load_datasets", "train_dataset_names=[a, b]", "seed=5")
@@ -340,7 +338,6 @@ def test_loader_and_policies_of_the_users(server: ScriptedServer, tmp_path: Path
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
@@ -411,7 +408,6 @@ def test_mistakes_are_told_before_anything_starts(
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("word", "told"),
     [
@@ -446,7 +442,6 @@ def test_an_absent_server_is_one_message_in_time(tmp_path: Path, problems: Path)
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     server.api_key = "rightrightright"
     named = [*words(tmp_path, problems, [server]), f"me.api_key_urls={server.url}"]
@@ -459,7 +454,6 @@ def test_a_wrong_key_is_one_message(server: ScriptedServer, tmp_path: Path, prob
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_the_key_of_openai_goes_to_the_servers_named_for_it_alone(
     server: ScriptedServer, tmp_path: Path, problems: Path
 ) -> None:
@@ -470,7 +464,6 @@ def test_the_key_of_openai_goes_to_the_servers_named_for_it_alone(
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_an_entry_that_is_too_large_is_dropped(server: ScriptedServer, tmp_path: Path, problems: Path) -> None:
     """And with it the trajectory that it belongs to, not the other samples of the problem."""
     long = threading.Event()
@@ -534,7 +527,6 @@ def test_the_base_file_holds_the_documented_keys_and_defaults() -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
     server: ScriptedServer, tmp_path: Path, problems: Path
 ) -> None:
@@ -558,7 +550,6 @@ def test_evaluation_uses_the_test_sampling_and_a_stream_of_its_own(
 
 
 @pytest.mark.extended
-@pytest.mark.alone
 def test_an_evaluation_against_one_long_turn(tmp_path: Path) -> None:
     """Cycles of 48 and summaries of 32 tokens, hence 208 for one turn; the context ends it earlier for one of the problems."""
 

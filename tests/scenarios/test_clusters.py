@@ -9,7 +9,7 @@ import pytest
 from clusters import Node, marked, ray_nodes
 from whole_runs import assert_no_shared_memory_is_left, shared_memory
 
-pytestmark = [pytest.mark.extended, pytest.mark.alone]
+pytestmark = pytest.mark.extended
 
 PASS_ARRAYS_AROUND = """
 import os
@@ -58,6 +58,7 @@ def test_objects_travel_between_nodes(own_networks: bool) -> None:
     assert network_interfaces() == interfaces
 
 
+@pytest.mark.alone
 def test_a_killed_node_is_gone_at_once_and_a_failing_test_leaves_nothing() -> None:
     before, commands = orphaned_ray_agents(), []
 
