@@ -14,7 +14,8 @@ from open_instruct.verifiers.labels import number_as_text
 def reward_columns(values: Mapping[str, Any], prompt: Any) -> dict[str, Any]:
     """The columns of a row as JSON values, and as `prompt` the text or the messages that the model is given.
 
-    Decimals become numbers, dates texts. Columns with other values that JSON does not have, such as images, are left out.
+    Decimals become numbers, dates texts, and NaN, which is how pandas writes a missing number, None. Columns with other values
+    that JSON does not have, such as images and infinity, are left out.
     """
     return {**json_values(values), PROMPT: prompt}
 
@@ -24,7 +25,7 @@ def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
     columns = {}
     for name, value in values.items():
         try:
-            columns[name] = json.loads(json.dumps(value, default=_as_json))
+            columns[name] = json.loads(json.dumps(value, default=_as_json), parse_constant=_none_for_nan)
         except (TypeError, ValueError, RecursionError):
             continue
     return columns
@@ -46,6 +47,12 @@ def call_for(
     """
     columns = dict.fromkeys(column_names) | (row.columns or {})
     return RewardCall(columns.get(PROMPT) or row.raw_query, texts, token_ids, columns, state)
+
+
+def _none_for_nan(constant: str) -> None:
+    """None for `NaN`. Raises `ValueError` for infinity, which JSON does not have either."""
+    if constant != "NaN":
+        raise ValueError(constant)
 
 
 def _as_json(value: object) -> Any:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -141,8 +142,8 @@ def _check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     messages_key = (
         PROMPT_KEY if rules.messages_key not in row.values and PROMPT_KEY in row.values else rules.messages_key
     )
-    verifier = row.values.get(DATASET_KEY) or rules.default_verifier
-    ground_truth = row.values.get(rules.ground_truths_key)
+    verifier = _value(row.values, DATASET_KEY) or rules.default_verifier
+    ground_truth = _value(row.values, rules.ground_truths_key)
     needed = (
         (rules.ground_truths_key, ground_truth not in EMPTY or _needs_no_label(verifier)),
         (DATASET_KEY, verifier not in EMPTY),
@@ -161,6 +162,12 @@ def _check_row(row: RawRow, rules: RowRules) -> CheckedRow:
     return _with_messages(row, row.values, prompt, ground_truth, dataset, rules)
 
 
+def _value(columns: Mapping[str, Any], key: str) -> Any:
+    """The value of a column; None for NaN, which is how pandas writes a missing value."""
+    value = columns.get(key)
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def _with_messages(
     row: RawRow, columns: Mapping[str, Any], messages: object, ground_truth: object, dataset: str, rules: RowRules
 ) -> CheckedRow:
@@ -169,12 +176,12 @@ def _with_messages(
     _check_ground_truths(dataset, ground_truth, rules)
     checked = _prompt_messages(checked, rules.system_prompt_override)
     if rules.reader.facts is None:
-        if _names_environment(columns.get(CONFIG_KEY)):
+        if _names_environment(_value(columns, CONFIG_KEY)):
             raise RowError(
                 f"{CONFIG_KEY!r} names an environment, and only conversations have any: use --rollout_workflow conversation"
             )
         return CheckedRow(
-            row.place, checked, ground_truth, dataset, names_unused_tools=columns.get(TOOLS_KEY) not in EMPTY
+            row.place, checked, ground_truth, dataset, names_unused_tools=_value(columns, TOOLS_KEY) not in EMPTY
         )
     facts, schemas = _facts(columns, checked, rules.reader)
     return CheckedRow(row.place, checked, ground_truth, dataset, facts=facts, schemas=schemas)
@@ -196,7 +203,7 @@ def _facts(
 ) -> tuple[dict[str, Any], tuple[dict[str, Any], ...]]:
     """What the workflow reads from a row's columns, and the tools that the prompt describes."""
     assert reader.facts is not None
-    read = {key: columns.get(key) for key in FACTS_KEYS}
+    read = {key: _value(columns, key) for key in FACTS_KEYS}
     for key, value in (*read.items(), ("messages", messages)):
         _as_json(value, f"{key!r}")
     if read[ENVIRONMENT_KEY] and not read[CONFIG_KEY]:
@@ -294,10 +301,10 @@ def check_ground_truth(
 def _as_json(value: object, subject: str) -> str:
     """A value of a row as JSON, which is how a run keeps it. Raises `RowError` if JSON has no such value."""
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as err:
         raise RowError(
-            f"{subject} is no value of JSON ({err}): write dates, bytes and the like as text, got {value!r:.80}"
+            f"{subject} is no value of JSON ({err}): write dates, bytes and the like as text, and null for NaN, got {value!r:.80}"
         ) from err
 
 

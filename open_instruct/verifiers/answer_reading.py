@@ -7,6 +7,7 @@ equal the answer that it resembles (`A, B` is not B). Every reader takes time li
 import functools
 import re
 from collections import deque
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from fractions import Fraction
 
@@ -259,6 +260,9 @@ GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 """A whole number whose thousands are separated by commas."""
 _SEPARATOR = re.compile(r"(?<![0-9])[,;:]|[,;:](?![0-9])")
 _QUOTES = "\"'`\u2018\u2019\u201c\u201d"
+_NUMBER_ALONE = re.compile(r"[-+]?(?:[0-9]{1,400}(?:\.[0-9]{1,400})?|\.[0-9]{1,400})(?:e[-+]?[0-9]{1,3})?")
+_ZEROS = re.compile(r"\A([^\w.]*[0-9]+)\.0+(%?)\Z")
+"""A whole number with zeros behind its point."""
 _INSIDE_WORD = re.compile(rf"(?<=[^\W\d_])[.{_QUOTES}](?=[^\W\d_])")
 
 
@@ -267,7 +271,8 @@ def normalize_answer(text: str) -> str:
     """Lower case, without outer punctuation, English articles and superfluous spaces (after SQuAD, Rajpurkar et al. 2016).
 
     Punctuation is removed at the ends of words, and so are full stops and apostrophes between letters (`D.C.`, `it's`).
-    Punctuation between digits, or as an operator, stays: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000. An article before a word
+    Punctuation between digits, or as an operator, stays: `3.14`, `4'2`, `4(2)`, `5!`. `1,000` is 1000, and `42.0`, which is
+    how pandas writes whole numbers, is 42; but `3.10` is not `3.1`, because it may be a version. An article before a word
     is removed: `the B` is B, but `A, B` and `A B` are `a b`, because `a` is no article before a single letter.
     """
     text = GROUPED.sub(lambda match: match[0].replace(",", ""), text.lower().translate(_MINUS_SIGNS))
@@ -278,6 +283,14 @@ def normalize_answer(text: str) -> str:
     return " ".join(
         bare for (word, bare), successor in zip(words, successors, strict=False) if not _is_article(word, successor)
     )
+
+
+def are_same_words(answer: str, texts: Iterable[str], numbers: Collection[Fraction] = ()) -> bool:
+    """Whether an answer has the words of one of the texts, or is one of the numbers in any spelling: `1e3` is 1000."""
+    words = normalize_answer(answer)
+    if words != "" and words in map(normalize_answer, texts):
+        return True
+    return bool(numbers) and _NUMBER_ALONE.fullmatch(words) is not None and Fraction(words) in numbers
 
 
 def _is_article(word: str, successor: str) -> bool:
@@ -297,4 +310,4 @@ def _bare(word: str) -> str:
             body = "." + body
         inner = body.strip("()")
         word = body if "(" in inner or ")" in inner else inner
-    return _INSIDE_WORD.sub("", word)
+    return _INSIDE_WORD.sub("", _ZEROS.sub(r"\1\2", word))

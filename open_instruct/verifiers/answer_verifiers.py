@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from open_instruct.verifiers import math_equivalence
 from open_instruct.verifiers.answer_reading import (
+    are_same_words,
     count_numbers,
     extract_answer,
     last_number,
@@ -14,7 +15,7 @@ from open_instruct.verifiers.answer_reading import (
     units_agree,
 )
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
-from open_instruct.verifiers.labels import single_label
+from open_instruct.verifiers.labels import numbers_of, single_label
 from open_instruct.verifiers.math_answers import answer_of_label, final_answer, math_answer, whole_answer
 from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
@@ -84,7 +85,7 @@ class StringMatcherVerifier(VerifierFunction):
         answer = extract_answer(text or "")
         if answer is None:
             return VerificationResult(0.0, reasoning=why_no_answer(text, "<answer>...</answer>"), answer="")
-        return VerificationResult(float(normalize_answer(answer) == target), answer=answer)
+        return VerificationResult(float(are_same_words(answer, [target], numbers_of(label))), answer=answer)
 
 
 @functools.lru_cache(maxsize=1024)  # a label may be a long solution, and all responses of a group share it

@@ -10,6 +10,7 @@ import ast
 import json
 import math
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 Number = int | float | Decimal
@@ -51,6 +52,13 @@ def unwrapped(label: object) -> Any:
             break
         label = value
     return label
+
+
+def numbers_of(label: object) -> frozenset[Fraction]:
+    """The numbers in a label of one or several values. A text is none, even `42`."""
+    value = unwrapped(label)
+    values = [unwrapped(part) for part in value] if isinstance(value, list) else [value]
+    return frozenset(Fraction(number_as_text(number)) for number in values if is_number(number))
 
 
 def _in_json(text: str) -> Any:

@@ -9,13 +9,15 @@ Variables take the same values in both expressions (`math_points.py`). Example: 
 of x between -5 and 5, at larger ones, and on both sides of 10 and of -10.
 """
 
+import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
 from open_instruct.verifiers.math_points import Point, points, random_value
+from open_instruct.verifiers.math_roots import points_between_roots
 from open_instruct.verifiers.math_tokens import Node, Unreadable, names_in
 
 DIGITS = 1000
@@ -76,9 +78,8 @@ def _holds(check: Callable[["_Numbers", Mapping[str, Fraction]], bool], nodes: t
     whole = set().union(*map(_in_factorials, nodes))
     is_unknown = any(map(_is_unknown, nodes))
     numbers = _numbers()
-    constants = _constants(nodes, numbers) if any(map(_may_change, nodes)) else []
     num_defined = 0
-    for point in points(names, whole, constants) if is_unknown else (Point(0, {}),):
+    for point in _points(nodes, names, whole, numbers) if is_unknown else (Point(0, {}),):
         numbers.begin(point)
         try:
             if not check(numbers, point.values):
@@ -87,6 +88,14 @@ def _holds(check: Callable[["_Numbers", Mapping[str, Fraction]], bool], nodes: t
             continue
         num_defined += 1
     return num_defined >= (FEWEST_POINTS if is_unknown else 1)
+
+
+def _points(nodes: tuple[Node, ...], names: set[str], whole: set[str], numbers: "_Numbers") -> Iterator[Point]:
+    """Values of the variables, and for expressions that may change their form also some on both sides of each change."""
+    if not any(map(_may_change, nodes)):
+        return points(names, whole, [])
+    around = points(names, whole, _constants(nodes, numbers))
+    return itertools.chain(around, points_between_roots(nodes, whole, numbers.real_value, numbers.context))
 
 
 def _constants(nodes: tuple[Node, ...], numbers: "_Numbers") -> list[Fraction]:
@@ -144,9 +153,9 @@ class _Numbers:
     def __init__(self) -> None:
         from mpmath.ctx_mp import MPContext  # takes 0.2 s
 
-        self._context = MPContext()
-        self._context.dps = DIGITS
-        self._smallest = self._context.mpf(10) ** -SMALLEST_DIFFERENCE
+        self.context = MPContext()
+        self.context.dps = DIGITS
+        self._smallest = self.context.mpf(10) ** -SMALLEST_DIFFERENCE
         self.begin(Point(0, {}))
 
     def begin(self, point: Point) -> None:
@@ -175,6 +184,13 @@ class _Numbers:
             return self._unknown_function(str(node.value), arguments)
         return self._apply(node.operation, *arguments)
 
+    def real_value(self, node: Node, values: Mapping[str, Fraction]) -> Value:
+        """The expression's value as a number of mpmath. Raises `Unreadable` where it has none that is real."""
+        value = self._real(self.value(node, values))
+        if isinstance(value, self.context.mpc):
+            raise Unreadable("no real number")
+        return value
+
     def _apply(self, operation: str, *arguments: Value) -> Value:
         if all(isinstance(argument, Fraction) for argument in arguments):
             exactly = _exactly(operation, *arguments)
@@ -183,7 +199,7 @@ class _Numbers:
         return self._of_size(operation, self._nearly(operation, *map(self._real, arguments)))
 
     def _nearly(self, operation: str, *arguments: Value) -> Value:
-        context = self._context
+        context = self.context
         match operation, arguments:
             case "pi", ():
                 return +context.pi
@@ -217,27 +233,27 @@ class _Numbers:
         if name in ("factorial", "binomial"):
             raise Unreadable("a factorial of no whole number")
         if name in ("floor", "ceiling"):
-            below, above = (self._context.floor(arguments[0] + shift) for shift in (-1e-30, 1e-30))
-            if below != above or isinstance(arguments[0], self._context.mpc):
+            below, above = (self.context.floor(arguments[0] + shift) for shift in (-1e-30, 1e-30))
+            if below != above or isinstance(arguments[0], self.context.mpc):
                 raise Unreadable("a number too close to a whole one to be rounded")
         if name in ("tan", "sec", "cot", "csc"):
-            below = self._context.cos(arguments[0]) if name in ("tan", "sec") else self._context.sin(arguments[0])
+            below = self.context.cos(arguments[0]) if name in ("tan", "sec") else self.context.sin(arguments[0])
             if abs(below) <= self._smallest:
                 raise Unreadable("not defined here")
-        value = getattr(self._context, {"ln": "log", **names}.get(name, name))(*arguments)
+        value = getattr(self.context, {"ln": "log", **names}.get(name, name))(*arguments)
         if name == "tanh" and abs(1 - abs(value)) * LARGEST < 1:
             raise Unreadable("a number too close to 1")
         return value
 
     def _power(self, base: Value, exponent: Value) -> Value:
-        is_whole = exponent == self._context.nint(exponent.real)
+        is_whole = exponent == self.context.nint(exponent.real)
         if base == 0:
             raise Unreadable("a power of zero")
-        if not is_whole and not isinstance(base, self._context.mpc) and base < 0:
+        if not is_whole and not isinstance(base, self.context.mpc) and base < 0:
             raise Unreadable("a root of a negative number has several values")
         if is_whole and abs(exponent) < 10_000:
             return base ** int(exponent.real)
-        return self._context.power(base, exponent)
+        return self.context.power(base, exponent)
 
     def _root(self, number: Value, index: Value) -> Value:
         """The real root of a negative number if there is one: -2 for the third root of -8; else the principal root."""
@@ -246,17 +262,17 @@ class _Numbers:
         if index == 2:
             if self._point.is_real and not _is_positive(number):
                 raise Unreadable("no real number at this point")
-            return self._context.sqrt(number)
-        if isinstance(number, self._context.mpc):
+            return self.context.sqrt(number)
+        if isinstance(number, self.context.mpc):
             raise Unreadable("a root of a complex number has several values")
         if number < 0 and int(index.real) % 2 == 0:
             raise Unreadable("a root of a negative number has several values")
-        root = self._context.root(abs(number), int(index.real))
+        root = self.context.root(abs(number), int(index.real))
         return -root if number < 0 else root
 
     def _unknown_function(self, name: str, arguments: list[Value]) -> Fraction:
         """A random value, the same for the same function and arguments."""
-        places = [str(self._context.nstr(self._real(argument), 25)) for argument in arguments]
+        places = [str(self.context.nstr(self._real(argument), 25)) for argument in arguments]
         return random_value(f"{name} of {', '.join(places)}", self._point.number)
 
     def _real(self, value: Value) -> Value:
@@ -264,7 +280,7 @@ class _Numbers:
             return value
         if max(abs(value.numerator), value.denominator) > LARGEST:
             raise Unreadable("a number of this size, or with this many digits")
-        return self._context.mpf(value.numerator) / value.denominator
+        return self.context.mpf(value.numerator) / value.denominator
 
     def _of_size(self, operation: str, value: Value) -> Value:
         """The value, if it has a size that is computed exactly enough; 0 if it differs from 0 only by rounding."""

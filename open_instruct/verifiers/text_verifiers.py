@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from open_instruct.scored_groups import PASSTHROUGH
 from open_instruct.system.counted import counted
-from open_instruct.verifiers.answer_reading import extract_answer, normalize_answer
+from open_instruct.verifiers.answer_reading import are_same_words, extract_answer, normalize_answer
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
-from open_instruct.verifiers.labels import single_label, texts_of
+from open_instruct.verifiers.labels import numbers_of, single_label, texts_of
 from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
 FLAN_MARK = "The answer is: "
@@ -34,7 +34,7 @@ class FlanVerifier(VerifierFunction):
     ) -> VerificationResult:
         target = _words_of(label)
         answer = (answer_part(prediction, query) or "").rpartition(FLAN_MARK)[2]
-        return VerificationResult(float(normalize_answer(answer) == target), answer=answer)
+        return VerificationResult(float(are_same_words(answer, [target], numbers_of(label))), answer=answer)
 
 
 class StringF1Verifier(VerifierFunction):
@@ -47,7 +47,7 @@ class StringF1Verifier(VerifierFunction):
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
         answer = behind_thoughts(prediction, query)
-        return VerificationResult(max(f1(answer, target) for target in _texts(label)))
+        return VerificationResult(_overlap(answer, _texts(label), label))
 
 
 class PuzzleVerifier(VerifierFunction):
@@ -59,8 +59,8 @@ class PuzzleVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        answer = behind_thoughts(prediction, query)
-        return VerificationResult(float(normalize_answer(answer) == _words_of(label)), answer=answer)
+        answer, target = behind_thoughts(prediction, query), _words_of(label)
+        return VerificationResult(float(are_same_words(answer, [target], numbers_of(label))), answer=answer)
 
 
 class ReSearchVerifier(VerifierFunction):
@@ -79,7 +79,7 @@ class ReSearchVerifier(VerifierFunction):
         answer = first_finished(text or "")
         if answer is None:
             return VerificationResult(0.0, reasoning=why_no_answer(text, f"{FINISH}…{END_FINISH}"), answer="")
-        return VerificationResult(float(normalize_answer(answer) in targets), answer=answer)
+        return VerificationResult(float(are_same_words(answer, targets, numbers_of(label))), answer=answer)
 
     def answers_in(self, label: object) -> list[str]:
         return _texts_in_json(label)
@@ -103,7 +103,7 @@ class ReSearchF1Verifier(VerifierFunction):
         answer = last_finished(text or "")
         if not answer:
             return VerificationResult(0.0, reasoning=why_no_answer(text, f"{FINISH}…{END_FINISH}"), answer="")
-        return VerificationResult(max(f1(answer, target) for target in labels) or ALMOST, answer=answer)
+        return VerificationResult(_overlap(answer, labels, label) or ALMOST, answer=answer)
 
     def answers_in(self, label: object) -> list[str]:
         return _texts_in_json(label)
@@ -183,6 +183,11 @@ def f1(answer: str, target: str) -> float:
     words, target_words = normalize_answer(answer).split(), normalize_answer(target).split()
     num_common = (Counter(words) & Counter(target_words)).total()
     return 2 * num_common / (len(words) + len(target_words)) if num_common else 0.0
+
+
+def _overlap(answer: str, texts: list[str], label: object) -> float:
+    """The best overlap with one of the texts; 1 if the answer is a number in the label, in another spelling."""
+    return 1.0 if are_same_words(answer, (), numbers_of(label)) else max(f1(answer, text) for text in texts)
 
 
 def _words_of(label: object) -> str:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from open_instruct.config.checks import RULES
 from open_instruct.config.cli import UsageError, parse_args
 from open_instruct.config.engine_arguments import CHANGES_SAMPLES, SET_BY, _known_arguments, engine_arguments_are_free
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.config.open_instruct_options import WITHOUT_EFFECT
 from open_instruct.config.option_values import convert
 from open_instruct.data.run_identity import differences, run_identity
 from open_instruct.device import Device
@@ -90,6 +92,26 @@ def test_names_of_arguments_and_options_exist() -> None:
     assert {*SET_BY, *CHANGES_SAMPLES} <= known
     words = " ".join(SET_BY.values()).split()
     assert {word.removeprefix("--") for word in words if word.startswith("--")} <= option_kinds(GRPOConfig).keys()
+
+
+def test_what_hints_say_of_vllm_is_there() -> None:
+    """Its former `VLLM_ATTENTION_BACKEND`, for example, is ignored with a warning."""
+    from vllm import envs
+
+    variables = r"(?<![A-Z_])VLLM_[A-Z0-9_]+"
+    pages = [path.read_text() for path in (Path(__file__).parents[2] / "docs").rglob("*.md")]
+    named = {name for text in (*pages, *WITHOUT_EFFECT.values()) for name in re.findall(variables, text)}
+    assert named
+    assert named <= envs.environment_variables.keys()
+    arguments = [
+        json.loads(match[1])
+        for hint in WITHOUT_EFFECT.values()
+        if (match := re.search(r"vllm_engine_args (.*})", hint))
+    ]
+    assert len(arguments) >= 2
+    known = _known_arguments()
+    assert known is not None
+    assert {name for values in arguments for name in values} <= known
 
 
 def test_engine_arguments_come_after_those_of_the_device() -> None:

@@ -316,6 +316,37 @@ def test_other_column_that_json_does_not_know_is_named_with_its_row(tmp_path: Pa
     assert mistake.startswith(f"{tmp_path}/d.parquet row 1: {column!r} is no value of JSON")
 
 
+NOT_FINITE = [[float("nan")], {"a": float("nan")}, {"a": [float("inf")]}]
+
+
+@pytest.mark.parametrize("value", [*NOT_FINITE, float("inf")])
+def test_numbers_that_json_does_not_know_are_named_with_their_row(tmp_path: Path, value: object) -> None:
+    name = write_parquet(tmp_path / "d.parquet", [make_row(ground_truth=value, dataset="passthrough")])
+    (mistake,) = mistakes_of(name, "1.0")
+    assert mistake.startswith(f"{name} row 1: the ground truth is no value of JSON (Out of range float")
+    assert "null for NaN" in mistake
+    rows = [make_row() | {"env_config": {"env_name": "x", "value": value}}]
+    (mistake,) = mistakes_of(write_parquet(tmp_path / "e.parquet", rows), "1.0", reader=RowReader(facts=dict))
+    assert "'env_config' is no value of JSON" in mistake
+
+
+@pytest.mark.parametrize("column", ["env_config", "tools", "environment"])
+def test_column_of_missing_numbers_is_empty(tmp_path: Path, column: str) -> None:
+    """pandas writes the missing values of a column as NaN."""
+    name = write_parquet(tmp_path / "d.parquet", [make_row() | {column: float("nan")}])
+    for reader in (RowReader(), RowReader(facts=dict)):
+        [row] = load(name, "1.0", reader=reader)
+        assert not (row.facts or {}).get(column)
+
+
+def test_missing_ground_truth_is_told_as_such_or_needs_none(tmp_path: Path) -> None:
+    rows = [make_row(ground_truth=float("nan"), dataset="passthrough")]
+    assert load(write_parquet(tmp_path / "d.parquet", rows), "1.0")[0].ground_truth == ""
+    name = write_parquet(tmp_path / "e.parquet", [make_row(ground_truth=float("nan"), dataset="math")])
+    (mistake,) = mistakes_of(name, "1.0")
+    assert mistake.startswith(f"{name} row 1: 'ground_truth' is empty")
+
+
 def test_messages_that_json_does_not_know_are_named_where_a_workflow_keeps_them(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "?", "at": datetime.datetime(2024, 1, 1)}]
     name = write_parquet(tmp_path / "d.parquet", [make_row(messages=messages)])

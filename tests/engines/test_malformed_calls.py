@@ -118,6 +118,8 @@ def test_the_beginning_of_a_call_in_arguments_begins_none(name: str) -> None:
     texts = [
         f"what does {first_mark(form)} mean",
         f"{first_mark(form)} {inner} {first_mark(form)} again",
+        f"what is {first_mark(form)}",
+        first_mark(form),
         inner,
         "check(7)",
     ]

@@ -125,5 +125,6 @@ def test_a_resumed_run_may_have_another_function_but_no_other_columns(tmp_path: 
 
 
 def test_columns_are_values_of_json() -> None:
-    row = {"price": Decimal("1.50"), "image": b"\x89", "prompt": "raw"}
-    assert reward_columns(row, "What?") == {"price": 1.5, "prompt": "What?"}
+    row = {"price": Decimal("1.50"), "image": b"\x89", "prompt": "raw", "level": float("nan"), "most": float("inf")}
+    row |= {"levels": [1.5, float("nan")]}
+    assert reward_columns(row, "What?") == {"price": 1.5, "prompt": "What?", "level": None, "levels": [1.5, None]}

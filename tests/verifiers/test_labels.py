@@ -63,6 +63,44 @@ def test_number_as_label_is_that_number(dataset: str, label: object, answer: str
     assert score(dataset, label, stated(dataset, "43")) < 1
 
 
+@pytest.mark.parametrize("dataset", OF_NUMBERS + OF_WORDS)
+@pytest.mark.parametrize(
+    ("label", "answer", "is_right"),
+    [
+        (42.0, "42.0", True),
+        (42, "42.00", True),
+        (42.5, "42.50", True),
+        (0.5, ".5", True),
+        (1e-05, "1e-05", True),
+        (1234, "1,234.0", True),
+        ("42.0", "42", True),
+        ("42", "42.0", True),
+        ("-3.0", "-3", True),
+        ("12.0%", "12%", True),
+        (42, "420", False),
+        (42.5, "42.05", False),
+        (1e-05, "0.000001", False),
+        ("42.0", "42.5", False),
+        ("42.0", "4", False),
+        ("10", "1.0", False),
+    ],
+)
+def test_zeros_that_say_nothing_make_no_other_number(
+    dataset: str, label: object, answer: str, *, is_right: bool
+) -> None:
+    """pandas writes whole numbers with `.0`, and models do not."""
+    assert (score(dataset, label, stated(dataset, answer)) == 1) == is_right
+
+
+def test_texts_that_only_look_like_numbers_stay_texts() -> None:
+    for label, answer in (("3.10", "3.1"), ("007", "7"), ("1.0.0", "1.0"), ("1e3", "1000"), ("nan", "0")):
+        for dataset in ("string_matcher", "flan", "puzzle", "re_search"):
+            assert score(dataset, label, stated(dataset, answer)) == 0
+    for dataset in ("string_matcher", "re_search"):
+        for answer in ("nan", "inf", "1_0", "", "10 or 11"):
+            assert score(dataset, 10, stated(dataset, answer)) == 0
+
+
 def test_numbers_are_spelled_without_an_exponent() -> None:
     assert [single_label(number) for number in (-0.0, 1e-7, 5e300, 0.1 + 0.2)] == [
         "0",

@@ -109,14 +109,17 @@ class CallForm:
 
     def _argument(self) -> re.Pattern[str]:
         """One argument that is written with tags. A value holds no beginning of another argument, so that an argument that is
-        not closed does not reach into the next call."""
-        opening, _, closing = (
+        not closed does not reach into the next call. Where the same text begins and ends a value, it holds no end of a call
+        instead: the `call:<escape>` in `text:<escape>what is call:<escape>` ends the value and begins none."""
+        before, _, after = self.argument.partition(VALUE)
+        opening, closing = (
             r"\s*".join(re.escape(piece) for piece in part.split("\n"))
             .replace(KEY, r"[^<>\"\s]+?")
             .replace(TYPE, r"\w+")
-            for part in self.argument.partition(VALUE)
+            for part in (before, after)
         )
-        return re.compile(rf"{opening}(?:(?!{opening}).)*?{closing}", re.DOTALL)
+        outside = re.escape(self.end) if before.endswith(after) else opening
+        return re.compile(rf"{opening}(?:(?!{outside}).)*?{closing}", re.DOTALL)
 
     def _without_after(self, part: str) -> str:
         for closing in reversed(self.after):
