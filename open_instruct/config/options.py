@@ -416,7 +416,7 @@ class SavingOptions:
     rollouts_save_path: str | None = None
     """Directory for the rollouts of save_traces, in open-instruct's format. By default rollouts in output_dir."""
     record: bool = True
-    """Write the record of the run to record/ in output_dir: every response that has a score, with its tokens,
+    """Write the record of the run to record/ in output_dir: every response, with its tokens,
     log-probabilities of engine and learner, verdicts, and what became of it (docs/reference/record.md).
     `python -m open_instruct.watch` shows it."""
     watch: bool = False

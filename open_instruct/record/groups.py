@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
 from open_instruct.record import schema
-from open_instruct.scored_groups import CONSUMED, FunctionRewards, Reading, ScoredGroup, ScorePart
+from open_instruct.scored_groups import CONSUMED, UNSCORED, FunctionRewards, Reading, ScoredGroup, ScorePart
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,13 @@ class ReadGroup:
 
 
 def groups_of(table: pa.Table) -> Iterator[ReadGroup]:
-    """The groups of a table of `schema.SAMPLES`, in its order. Log-probs of teachers and costs are not in the record."""
+    """The groups of a table of `schema.SAMPLES`, in its order, without responses that were not scored. Log-probs of teachers and
+    costs are not in the record."""
 
     def identity(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["prompt_id"], row["attempt"], row["set"]
 
-    for _, rows in groupby(table.to_pylist(), key=identity):
+    for _, rows in groupby(table.filter(pc.field("outcome") != UNSCORED).to_pylist(), key=identity):
         yield _group(list(rows))
 
 

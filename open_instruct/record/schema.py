@@ -30,7 +30,7 @@ USES: Mapping[int, str] = {
     TOO_OLD: "sampled by weights older than the bound (--straggler_policy truncate)",
     CUT: "of a response that was cut off (--mask_truncated_completions)",
     NO_WEIGHT: "of a sample with weight 0",
-    LEFT_OUT: "of a group that no step trains on; `outcome` says why",
+    LEFT_OUT: "of a group or response that no step trains on; `outcome` says why",
     OPEN: "of a step that is not trained yet",
     MEASURED: "of an evaluation",
     ALIKE: "of a part of a group whose responses all scored alike",

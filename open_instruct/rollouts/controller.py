@@ -235,7 +235,7 @@ class RolloutController:
         self._begin(version)
         self._evaluations.go_on_with(version)
         self._evaluated = self._evaluations.collect(self._args.eval_timeout_s)
-        self._record.measured(version, self._evaluations.answers)
+        self._record.measured(version, self._evaluations.answers, self._evaluations.unscored)
         logger.info("evaluation of version %d: %s", version, self._evaluated)
         self._tracker.log(self._evaluated, version)
 

@@ -17,7 +17,7 @@ from open_instruct.record.writer import LearnerValues, RecordWriter
 from open_instruct.rollouts.prompt_ledger import IssuedPrompt
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.step_assembly import PartialBatch
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import UNSCORED, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,12 @@ class RolloutRecord:
             self._writer.carry_over(training_step, prompt.prompt_id)
         elif group.samples:
             attempt = max(0, prompt.num_issues - 1)
-            entry = self._entry(group, self._requests.train, training_step, outcome, attempt, time.time())
+            now = time.time()
+            entry = self._entry(group, self._requests.train, training_step, outcome, attempt, now)
             self._writer.add(training_step, replace(entry, oldest_trained_version=oldest_trained_version))
+            if group.unscored is not None:
+                entry = self._entry(group.unscored, self._requests.train, training_step, UNSCORED, attempt, now)
+                self._writer.add(training_step, replace(entry, first_sample=len(group.samples)))
 
     def sent(self, training_step: int, batch: PartialBatch) -> None:
         """The learners get a batch of the step, or a partial batch."""
@@ -98,15 +102,16 @@ class RolloutRecord:
         if self._writer is not None:
             self._writer.commit(training_step, _values_of_learners(training_step, tokens))
 
-    def measured(self, version: int, groups: Sequence[ScoredGroup]) -> None:
-        """An evaluation of `version` is complete."""
+    def measured(self, version: int, groups: Sequence[ScoredGroup], unscored: Sequence[ScoredGroup] = ()) -> None:
+        """An evaluation of `version` is complete. `unscored`: the groups that it leaves out."""
         if self._writer is None or self._requests.held_out is None:
             return
         now, by_set = time.time(), dict[str, list[RecordedGroup]]()
-        for group in groups:
+        fates = [*((group, "measured") for group in groups), *((group, UNSCORED) for group in unscored)]
+        for group, outcome in fates:
             if group.samples:
                 name = self._requests.evaluation_set(group.result.index).name
-                entry = self._entry(group, self._requests.held_out, version, "measured", 0, now, set_name=name)
+                entry = self._entry(group, self._requests.held_out, version, outcome, 0, now, set_name=name)
                 by_set.setdefault(name, []).append(entry)
         for name, entries in by_set.items():
             self._writer.measured(version, name, entries)

@@ -27,7 +27,7 @@ from open_instruct.system.counted import counted
 from open_instruct.watch import views
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
-from open_instruct.watch.samples import rows_of, table_of_step
+from open_instruct.watch.samples import rows_of, table_of_step, texts_of
 from open_instruct.watch.server import PAGE
 from open_instruct.watch.torn_files import TornFiles
 from open_instruct.watch.views_group import parting
@@ -171,14 +171,16 @@ def _if_any(view: _Views, name: str, **arguments: Any) -> Any:
 
 def step_block(view: _Views, step: int) -> dict[str, Any]:
     """A step with all its responses."""
-    samples = to_json_value(rows_of(table_of_step(view.runs[view.run], step)))
+    run, read = view.runs[view.run], table_of_step(view.runs[view.run], step)
+    samples = to_json_value(rows_of(read))
     answer = view("step", step=step, limit=1)
     answer.pop("samples")  # their texts are cut
-    rows = view("export_rows", step=step, limit=ALL)
+    positions = [sample["at"] for sample in samples]
+    prompts, responses = texts_of(run, read, positions, "prompt_ids"), texts_of(run, read, positions)
     groups: dict[tuple[str, int], dict[str, Any]] = {}
-    for sample, row in zip(samples, rows, strict=True):
-        entry = {"prompt_text": row["prompt"], "ground_truth": row["ground_truth"], "texts": []}
-        groups.setdefault((sample["prompt_id"], sample["attempt"]), entry)["texts"].append(row["response"])
+    for sample, prompt, response in zip(samples, prompts, responses, strict=True):
+        entry = {"prompt_text": prompt, "ground_truth": sample["ground_truth"], "texts": []}
+        groups.setdefault((sample["prompt_id"], sample["attempt"]), entry)["texts"].append(response)
     staleness = view("staleness", step=step)
     content = {
         "about": answer,
@@ -187,7 +189,7 @@ def step_block(view: _Views, step: int) -> dict[str, Any]:
             {"prompt_id": name, "attempt": attempt, **entry, "parts_at": parting(entry["texts"])}
             for (name, attempt), entry in groups.items()
         ],
-        "lives": lives_of_step(view.runs[view.run], step),
+        "lives": lives_of_step(run, step),
         "staleness": {key: value for key, value in staleness.items() if key not in ("steps", "mean_age", "max_age")},
     }
     if not answer["is_open"]:

@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from open_instruct.record import schema
+from open_instruct.scored_groups import UNSCORED
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import (
+    ISSUED_AGAIN,
     SampleRow,
     counts_of_uses,
     ends,
@@ -286,11 +288,12 @@ def _add_group(sums: _Sums, group: Sequence[SampleRow]) -> None:
     outcome = "open" if is_open else group[0]["outcome"]
     rights = [row["is_right"] for row in ends(group)]
     sums.groups[outcome] += 1
-    sums.with_right += any(rights) and outcome != "too_old"
+    sums.with_right += any(rights) and outcome not in ISSUED_AGAIN
     if outcome not in ("consumed", "open"):
         sums.left_out_groups.setdefault(outcome, Counter())[_kind(rights)] += 1
     for row in group:
-        sums.tokens.update({_reason(code, outcome): number for code, number in row["uses"].items()})
+        own = UNSCORED if row["outcome"] == UNSCORED else outcome
+        sums.tokens.update({_reason(code, own): number for code, number in row["uses"].items()})
 
 
 def _reason(code: int, outcome: str) -> str:
@@ -298,7 +301,9 @@ def _reason(code: int, outcome: str) -> str:
 
 
 def _kind(rights: Sequence[bool | None]) -> str:
-    if None in rights or not rights:
+    if not rights:
+        return "not scored"
+    if None in rights:
         return "rewards alike"
     return "all right" if all(rights) else "all wrong" if not any(rights) else "mixed"
 

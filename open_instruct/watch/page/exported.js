@@ -67,7 +67,7 @@ export class ExportedRun {
     const matching = passing.filter((sample) => hasReward(sample, query));
     const offset = Number(query.offset || 0);
     const samples = inOrder(matching, query.sort, Number(query.seed || 0)).slice(offset, offset + Number(query.limit || 50));
-    return { ...block.about, histogram: histogramOf(passing.map((sample) => sample.reward)), num_matching: matching.length, samples };
+    return { ...block.about, histogram: histogramOf(passing.map((sample) => sample.reward).filter((reward) => reward !== null)), num_matching: matching.length, samples };
   }
 
   async search(query) {
@@ -84,7 +84,7 @@ export class ExportedRun {
   async exportRows(query) {
     const block = await this.block("step", query.step);
     const groups = new Map(block.groups.map((group) => [`${group.prompt_id} ${group.attempt}`, group]));
-    return (await this.listed(query.step)).filter((sample) => matches(sample, query) && hasReward(sample, query)).map((sample) => {
+    return (await this.listed(query.step)).filter((sample) => sample.reward !== null && matches(sample, query) && hasReward(sample, query)).map((sample) => {
       const group = groups.get(`${sample.prompt_id} ${sample.attempt}`);
       return { prompt: group.prompt_text, response: sample.text, reward: sample.reward, ground_truth: group.ground_truth, row: sample.row, source: sample.source, prompt_id: sample.prompt_id, sample: sample.sample };
     });
@@ -139,7 +139,7 @@ export class ExportedRun {
     }
     const [first] = [...groups, ...evaluations];
     if (!first) throw this.missing(query.row);
-    return { row: query.row, source: first.source, ground_truth: first.ground_truth, groups, evaluations, verdict: verdictOf((groups.length ? groups : evaluations).map((group) => group.share)) };
+    return { row: query.row, source: first.source, ground_truth: first.ground_truth, groups, evaluations, verdict: verdictOf((groups.length ? groups : evaluations).filter((group) => group.outcome !== "not_scored").map((group) => group.share)) };
   }
 
   async largest(query) {
@@ -188,7 +188,8 @@ export class ExportedRun {
 }
 
 function answersOf(group) {
-  const ends = group.samples.filter((sample) => !sample.goes_on);
+  const scored = group.samples.filter((sample) => !sample.goes_on && sample.outcome !== "not_scored");
+  const ends = scored.length ? scored : group.samples.filter((sample) => !sample.goes_on);
   const isKnown = ends.length > 0 && ends.every((sample) => sample.is_right !== null);
   const { step, prompt_id, attempt, source, ground_truth, outcome } = group;
   return { step, prompt_id, attempt, source, ground_truth, outcome, version: ends[0]?.oldest_version ?? null, rewards: ends.map((sample) => sample.reward), share: isKnown ? ends.filter((sample) => sample.is_right).length / ends.length : null, texts: ends.map((sample) => sample.text) };
@@ -196,7 +197,7 @@ function answersOf(group) {
 
 // As `verdict` of the views: a group is mostly right if at least half of its responses are.
 function verdictOf(shares) {
-  if (shares.some((share) => share === null)) return "not known";
+  if (!shares.length || shares.some((share) => share === null)) return "not known";
   if (shares.length === 1) return "once";
   if (!shares.some((share) => share > 0)) return "never right";
   if (shares.at(-1) >= 0.5) return "mostly right";
@@ -211,7 +212,7 @@ function matches(sample, query) {
   return !query.text || sample.text.toLowerCase().includes(query.text.toLowerCase());
 }
 
-const hasReward = (sample, query) => (query.min_reward === undefined || sample.reward >= Number(query.min_reward)) && (query.max_reward === undefined || sample.reward <= Number(query.max_reward));
+const hasReward = (sample, query) => sample.reward === null ? query.min_reward === undefined && query.max_reward === undefined : (query.min_reward === undefined || sample.reward >= Number(query.min_reward)) && (query.max_reward === undefined || sample.reward <= Number(query.max_reward));
 
 // As `histogram` of the views.
 const NUM_BARS = 20;
@@ -228,7 +229,8 @@ function histogramOf(values) {
 }
 
 function inOrder(samples, order, seed) {
-  const keys = { best: (sample) => -sample.reward, worst: (sample) => sample.reward, longest: (sample) => -sample.num_tokens, shortest: (sample) => sample.num_tokens };
+  const reward = (sample, sign) => (sample.reward === null ? Number.MAX_VALUE : sign * sample.reward);
+  const keys = { best: (sample) => reward(sample, -1), worst: (sample) => reward(sample, 1), longest: (sample) => -sample.num_tokens, shortest: (sample) => sample.num_tokens };
   if (keys[order]) return [...samples].sort((left, right) => keys[order](left) - keys[order](right));
   if (order !== "random") return samples;
   // Any order that follows from the seed.

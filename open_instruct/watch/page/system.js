@@ -216,7 +216,7 @@ async function flips(run, rows, query) {
 
 // --- cost ---------------------------------------------------------------------------------------------------------------
 
-const REASONS = { zero_std: "group scored alike", masked: "group cut off", too_old: "group too old" };
+const REASONS = { zero_std: "group scored alike", masked: "group cut off", too_old: "group too old", not_scored: "not scored" };
 const SECONDS = [["steps", "of all steps"], ["learners", "learners"], ["waiting", "waiting for data"], ["sync", "sending weights"], ["engines", "engines generating"], ["per_group_with_a_right_response", "for a group with a right response"]];
 
 export async function costPage(run) {
