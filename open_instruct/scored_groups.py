@@ -13,6 +13,8 @@ ALIKE = 1e-6
 """Relative difference up to which rewards count as the same."""
 CONSUMED = "consumed"
 """Fate of a group that is trained on."""
+TOO_OLD = "too_old"
+"""Outcome of a group that was discarded because it was too old. Its prompt is issued again."""
 UNSCORED = "not_scored"
 """Outcome of a response that nothing uses, because it, or all that it would be compared with, was not scored."""
 PASSTHROUGH = "passthrough"

@@ -14,6 +14,9 @@ from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, 
 from open_instruct.record import schema
 from open_instruct.scored_groups import CONSUMED, UNSCORED, FunctionRewards, Reading, ScoredGroup, ScorePart
 
+TOKENS = ("prompt_ids", "response_ids", "version", "use", "engine_logprobs")
+"""The columns over tokens that groups are made of."""
+
 
 @dataclass(frozen=True)
 class ReadGroup:
@@ -38,8 +41,19 @@ def groups_of(table: pa.Table) -> Iterator[ReadGroup]:
     def identity(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["prompt_id"], row["attempt"], row["set"]
 
-    for _, rows in groupby(table.filter(pc.field("outcome") != UNSCORED).to_pylist(), key=identity):
+    for _, rows in groupby(_rows(table.filter(pc.field("outcome") != UNSCORED)), key=identity):
         yield _group(list(rows))
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows; columns over tokens as arrays, because lists of numbers take many times as long."""
+    rows = table.drop_columns([*TOKENS, "learner_logprobs", "correction"]).to_pylist()
+    for name in TOKENS if rows else ():
+        column = table[name].combine_chunks()
+        values, offsets = column.flatten().to_numpy(), np.cumsum([0, *column.value_lengths().to_pylist()])
+        for row, own in zip(rows, np.split(values, offsets[1:-1]), strict=True):
+            row[name] = own
+    return rows
 
 
 def _group(rows: list[dict[str, Any]]) -> ReadGroup:

@@ -13,7 +13,7 @@ from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data_types import GenerationResult
 from open_instruct.record.places import RECORD
 from open_instruct.record.samples import RecordedGroup
-from open_instruct.record.writer import LearnerValues, RecordWriter
+from open_instruct.record.writer import Exports, LearnerValues, RecordWriter
 from open_instruct.rollouts.prompt_ledger import IssuedPrompt
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.step_assembly import PartialBatch
@@ -27,16 +27,19 @@ FLUSH_S = 20.0
 """Longest time that a checkpoint, or the end of a run, waits for what the record still has to write."""
 CLOSE_S = 2.0
 """The same when the controller ends; by then the run has ended, or has failed."""
-TOO_OLD = "too_old"
-"""Outcome of a group that was discarded because it was too old. Its prompt is issued again."""
 
 
 class RolloutRecord:
-    """The record of a run's samples, from `start` on. Without `--record` nothing is written."""
+    """The record of a run's samples, from `start` on. Without `--record` nothing is written.
 
-    def __init__(self, args: GRPOConfig, requests: PromptRequests) -> None:
+    Args:
+        exports: writes the files of `--save_traces`.
+    """
+
+    def __init__(self, args: GRPOConfig, requests: PromptRequests, exports: Exports | None = None) -> None:
         self._args = args
         self._requests = requests
+        self._exports = exports
         self._writer: RecordWriter | None = None
 
     def start(self, training_step: int) -> None:
@@ -44,7 +47,8 @@ class RolloutRecord:
         if self._args.record:
             keep = self._args.record_keep_steps
             directory = Path(self._args.output_dir) / RECORD
-            self._writer = RecordWriter(directory, training_step, keep_steps=keep if keep > 0 else None)
+            keep_steps = keep if keep > 0 else None
+            self._writer = RecordWriter(directory, training_step, keep_steps=keep_steps, exports=self._exports)
 
     def issued(self, prompt: IssuedPrompt) -> None:
         """A training prompt goes to the engines."""

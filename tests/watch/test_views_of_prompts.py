@@ -113,7 +113,7 @@ def test_prompt_that_is_under_way_is_told(runs: Runs) -> None:
 
 
 def test_attempts_of_every_prompt_are_those_of_the_table(runs: Runs) -> None:
-    expected: dict[str, dict[tuple[int, int, str], list[float]]] = {}
+    expected: dict[str, dict[tuple[int, int, str], list[Any]]] = {}
     for row in raw():
         outcome = "consumed" if row["outcome"] == "not_scored" and row["step"] == 5 else row["outcome"]
         group = row["attempt"], row["step"], outcome
