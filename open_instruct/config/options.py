@@ -407,8 +407,8 @@ class SavingOptions:
     save_traces: bool = False
     """Write the responses of each step from its record, on the controller's node: what it trains on to samples/ in output_dir, in
     a format that dataset_mixer_list can read again; all to rollouts_save_path, with rewards, advantages and log-probabilities;
-    and as text to transcripts/ in output_dir, which shows who wrote what and what is trained on. Groups that a step leaves out are
-    there at once, the others when the step is trained."""
+    and as text to transcripts/ in output_dir, which shows who wrote what and what is trained on. Groups that a step leaves out
+    are there at once, the others when the step is trained."""
     show_samples: int = limited(2, NOT_NEGATIVE)
     """Responses that the log shows as soon as the first are back, with the prompt as the model reads it, rewards, and what each
     verifier says. 0: none."""

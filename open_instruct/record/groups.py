@@ -65,6 +65,7 @@ def _group(rows: list[dict[str, Any]]) -> ReadGroup:
         first["generation_s"],
         first["began"],
         first["tool_s"],
+        [tuple(effect.values()) for effect in first["effects"] or ()],
     )
     result = GenerationResult(
         samples, first["index"], first["prompt_id"], first["issue_version"], first["engine"], statistics

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from open_instruct.data_types import Sample, TrainingSample
+from open_instruct.data_types import GenerationResult, Sample, TrainingSample
 from open_instruct.record import schema
 from open_instruct.record.schema import SAMPLES
 from open_instruct.scored_groups import CONSUMED, Reading, ScoredGroup
@@ -141,9 +141,15 @@ def _columns_of_group(rows: Sequence[_Row]) -> dict[str, Any]:
         "began": [result.token_statistics.start_time for result in results],
         "generation_s": [result.token_statistics.generation_time for result in results],
         "tool_s": [result.token_statistics.tool_time for result in results],
+        "effects": [None if row.position else _effects(row.entry.group.result) for row in rows],
         "score_s": [entry.group.score_s for entry in entries],
         "arrived": [entry.arrived for entry in entries],
     }
+
+
+def _effects(result: GenerationResult) -> list[dict[str, Any]]:
+    names = ("kind", "name", "began", "seconds")
+    return [dict(zip(names, effect, strict=True)) for effect in result.token_statistics.effects]
 
 
 def _columns_of_sample(rows: Sequence[_Row]) -> dict[str, Any]:

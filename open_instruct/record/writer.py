@@ -30,7 +30,7 @@ from open_instruct.record import open_log
 from open_instruct.record.journal import line_of, open_for_lines
 from open_instruct.record.places import RecordPlaces
 from open_instruct.record.samples import RecordedGroup, TrainedTokens, rows_of
-from open_instruct.record.schema import PARQUET_OPTIONS, SAMPLES
+from open_instruct.record.schema import PARQUET_OPTIONS, SAMPLES, with_all_columns
 from open_instruct.scored_groups import CONSUMED
 from open_instruct.storage.atomic_file import _replaced
 from open_instruct.storage.output_directory import describe
@@ -290,7 +290,9 @@ class RecordWriter:
         """The rows of these prompts from what earlier starts have left of the step."""
         missing = set(prompt_ids)
         for path in self._places.undone(training_step) if missing else []:
-            batches = open_log.read(path) if path.suffix == ".log" else pq.read_table(path).to_batches()
+            batches = (
+                open_log.read(path) if path.suffix == ".log" else with_all_columns(pq.read_table(path)).to_batches()
+            )
             for batch in batches:
                 rows = batch.filter(pc.field("prompt_id").isin(pa.array(sorted(missing), pa.string())))
                 yield rows

@@ -36,6 +36,10 @@ from open_instruct.watch.views_prompt import lives_of_step
 LARGEST_BYTES = 5_000_000
 SHARE_OF_STEPS = 0.7
 """Of the file at most, so that some of it is left for tokens."""
+SHARE_OF_METRICS = 0.8
+"""Full share of the file up to which the metrics are added that are in no group of curves."""
+METRICS = "metrics"
+"""Their block."""
 WHOLE_STEPS = 6
 """Steps all of whose responses are there token by token."""
 WINDOW = 20
@@ -117,6 +121,9 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
     file.num_bytes = len(packed(whole)) + 4000  # and the sentences that are added to it
     torn = TornFiles()
     with_samples = [step for step in spread(steps) if torn.read(lambda step=step: _add_step(view, file, step), False)]
+    others = whole["views"].get("curves?run=0", {}).get("others") or []
+    content = rounded(view("curves", names=",".join(others))["values"]) if others else {}
+    has_metrics = file.add(METRICS, content, limit=SHARE_OF_METRICS)
     with_tokens = [
         step
         for number, step in enumerate(with_samples)
@@ -129,6 +136,7 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
         "whole_steps": sorted(whole_steps),
         "left_out": [
             *left_out(steps, with_samples, with_tokens, whole_steps),
+            f"{'T' if has_metrics else 'Metrics beside those of the curves, and t'}he tokens of evaluations are left out.",
             *torn.sentences,
             *whole["views"].get("evaluations?run=0", {}).get("torn", []),
         ],
@@ -190,6 +198,7 @@ def step_block(view: _Views, step: int) -> dict[str, Any]:
             for (name, attempt), entry in groups.items()
         ],
         "lives": lives_of_step(run, step),
+        "conversations": view("conversations", step=step, limit=ALL),
         "staleness": {key: value for key, value in staleness.items() if key not in ("steps", "mean_age", "max_age")},
     }
     if not answer["is_open"]:
@@ -231,7 +240,6 @@ def left_out(
         yield f"Of {counted(rest, 'other step')} only the best and the worst response."
     if missing := len(with_samples) - len(with_tokens):
         yield f"Of {counted(missing, 'step')} no response is there token by token."
-    yield "Metrics beside those of the curves, and the tokens of evaluations, are left out."
 
 
 def spread(steps: Sequence[int]) -> list[int]:

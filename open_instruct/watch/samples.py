@@ -16,8 +16,8 @@ from open_instruct.scored_groups import UNSCORED
 from open_instruct.watch.runs import Run
 
 LISTS = ("prompt_ids", "response_ids", *schema.TOKEN_COLUMNS)
-LIGHT = [field.name for field in SAMPLES if field.name not in LISTS]
-"""Columns without tokens."""
+LIGHT = [field.name for field in SAMPLES if field.name not in (*LISTS, "effects")]
+"""Columns without tokens and effects."""
 ISSUED_AGAIN = ("too_old", UNSCORED)
 """Outcomes of groups whose prompts are issued again, or given up; no step counts these groups."""
 RIGHT = 1.0 - 1e-6

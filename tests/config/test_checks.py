@@ -536,7 +536,9 @@ def test_rollouts_in_place_of_a_file(make_args: MakeArgs, tmp_path: Path) -> Non
 
 def test_traces_need_the_record_that_they_are_made_of(make_args: MakeArgs) -> None:
     (mistake,) = collect_mistakes(make_args(save_traces=True, record=False))
-    assert mistake.startswith("--save_traces True, --record False: it would have no effect. Set record too, or leave out save")
+    assert mistake.startswith(
+        "--save_traces True --record False: it would have no effect. Set record too, or leave out save"
+    )
 
 
 def test_room_of_a_cluster_is_not_judged_here(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:

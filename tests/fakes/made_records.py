@@ -42,6 +42,13 @@ EVALUATED = {
 }
 """Kinds of the answers to each item of a set, by version."""
 KILLED_IN, CHECKPOINT = 8, 6
+EFFECTS = (
+    ("generate", "generate-0", 0.0, 0.75),
+    ("calculator", "calculator-0", 0.75, 0.5),
+    ("environment", "environment-0", 1.25, 0.25),
+    ("generate", "generate-1", 1.5, 0.5),
+)
+"""Of a group with a tool, whose generation takes 2 s."""
 STANDARD = ("right", "wrong", "right", "thought")
 
 
@@ -323,7 +330,12 @@ def recorded(plan: Plan) -> RecordedGroup:
     marker = plan.set or "train"
     began = _end_of(plan.step) - (0.0 if plan.set else STEP_S) + 0.5 * (plan.number % 5) - 8.0 * plan.age
     statistics = TokenStatistics(
-        20, sum(len(s.response_ids) for s in samples), 2.0, began, tool_time=0.5 if "tool" in plan.kinds else 0.0
+        20,
+        sum(len(s.response_ids) for s in samples),
+        2.0,
+        began,
+        tool_time=0.5 if "tool" in plan.kinds else 0.0,
+        effects=EFFECTS if "tool" in plan.kinds else (),
     )
     row = f"{TEST} line {plan.number + 1}" if plan.set else f"{TRAIN} line {plan.number % NUM_ROWS + 1}"
     result = GenerationResult(

@@ -28,9 +28,8 @@ export class ExportedRun {
   }
 
   async answer(view, query) {
-    const made = { step: "step", search: "search", export_rows: "exportRows", group: "group", sample: "sample", why: "why", row: "row", tokens: "largest", staleness: "staleness", lanes: "lanes", evaluation: "evaluation", evaluation_sample: "evaluationSample", flips: "flips" }[view];
+    const made = { curves: "curves", step: "step", search: "search", export_rows: "exportRows", group: "group", sample: "sample", why: "why", row: "row", tokens: "largest", staleness: "staleness", lanes: "lanes", conversations: "conversations", evaluation: "evaluation", evaluation_sample: "evaluationSample", flips: "flips" }[view];
     if (made) return this[made](query);
-    // There are no metrics beside those of the curves.
     return this.stored(view, query.run === undefined ? {} : { run: query.run });
   }
 
@@ -45,9 +44,27 @@ export class ExportedRun {
     return new Problem(`${what}: not in this file. To see it, open the run where its files are: python -m open_instruct.watch ${about.directory}. ${this.about.left_out.join(" ")}`);
   }
 
+  // `names` as in the view: metrics, labels, or parts of either.
+  async curves(query) {
+    const whole = this.stored("curves", { run: query.run });
+    if (!query.names) return whole;
+    const entries = Object.values(whole.groups).flat();
+    const others = document.getElementById("metrics") === null ? {} : await this.block("metrics");
+    const values = {};
+    for (const text of query.names.split(",")) {
+      const has = (name) => name.toLowerCase().includes(text.toLowerCase());
+      const all = [...entries.map((entry) => entry.name), ...Object.keys(others)];
+      const candidates = [all.filter((name) => name === text), entries.filter((entry) => entry.label === text).map((entry) => entry.name), entries.filter((entry) => has(`${entry.label} ${entry.name}`)).map((entry) => entry.name), all.filter(has)];
+      const names = candidates.find((own) => own.length);
+      if (!names) throw whole.others.some(has) ? this.missing(`the metric ${text}`) : new Problem(`no metric is named ${text}.`);
+      for (const name of names) values[name] = whole.values[name] ?? others[name];
+    }
+    return { ...whole, values };
+  }
+
   // A block is unpacked when it is first looked at.
   block(kind, step) {
-    const id = `${kind}-${Number(step)}`;
+    const id = step === undefined ? kind : `${kind}-${Number(step)}`;
     if (document.getElementById(id) === null) throw this.missing(kind === "step" ? `step ${step}` : `the tokens of step ${step}`);
     if (!this.blocks.has(id)) this.blocks.set(id, packed(id));
     return this.blocks.get(id);
@@ -149,6 +166,14 @@ export class ExportedRun {
   async staleness(query) {
     const whole = this.stored("staleness", { run: query.run });
     return query.step === undefined ? whole : { ...whole, ...(await this.block("step", query.step)).staleness };
+  }
+
+  async conversations(query) {
+    const whole = (await this.block("step", query.step)).conversations;
+    const offset = Number(query.offset || 0);
+    const lanes = whole.lanes.slice(offset, offset + Number(query.limit || 100));
+    const spans = lanes.flatMap((lane) => lane.spans);
+    return { ...whole, lanes, began: Math.min(...spans.map((span) => span.began)), ended: Math.max(...spans.map((span) => span.ended)) };
   }
 
   // Pictures of the lanes are of fixed steps, because their idle time is a number of the record.

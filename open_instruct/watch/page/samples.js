@@ -196,7 +196,7 @@ async function neighbours(run, step, promptId) {
   return [groups[at - 1], groups[at + 1]].map((sample) => (sample ? groupAddress(run, step, sample) : null));
 }
 
-const crumbs = (...parts) => h("nav", { class: "crumbs", "aria-label": "place" }, parts.flatMap((part, at) => (at ? [h("span", {}, "/"), part] : [part])));
+export const crumbs = (...parts) => h("nav", { class: "crumbs", "aria-label": "place" }, parts.flatMap((part, at) => (at ? [h("span", {}, "/"), part] : [part])));
 
 export async function groupPage(run, parts, query) {
   const [step, promptId] = [Number(parts[0]), parts[1]];
