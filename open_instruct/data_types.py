@@ -10,7 +10,7 @@ Shapes: B rows, T tokens, Q prompt tokens, R response tokens, G samples of one p
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,9 @@ class TokenStatistics:
     """Unix time at which the engine admitted the prompt."""
     tool_time: float = 0.0
     """Seconds in which the rollout waited only for tools and environments, and the engine computed nothing for it."""
+    effects: Sequence[Sequence[Any]] = ()
+    """When the rollout waited for the engine and for tools: for each effect its kind (`generate`, or the name of the tool), its
+    name (`generate-1`), seconds from `start_time` to its begin, and seconds. Empty for a rollout of a single request."""
     num_preempted: int | None = None
     """How often the engine preempted samples of the group to make room for other samples. None: not known, because vLLM counts
     preemptions only if its statistics are on, and our engines leave them off."""

@@ -12,45 +12,26 @@ The files are those of --save_traces and of --eval_completions, with the same co
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.data.prompt_dataset import PromptRow
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.record.groups import ReadGroup, groups_of
 from open_instruct.record.reader import NoRecord, RunRecord, TornFile
 from open_instruct.report.metrics_file import write_lines
 from open_instruct.rollouts.evaluation_table import answer_rows
-from open_instruct.rollouts.rollout_record import TOO_OLD
-from open_instruct.rollouts.step_record import StepTraces, write_step_record
-from open_instruct.scored_groups import CONSUMED
+from open_instruct.rollouts.step_exports import STEP_FORMS, StepExports
 from open_instruct.system.command_output import exit_code_of
 from open_instruct.system.counted import counted
 from open_instruct.verifiers.registry import import_verifiers
 
-FORMS = "transcripts", "rollouts", "samples", "completions"
 COMPLETIONS = "completions"
+FORMS = *reversed(STEP_FORMS), COMPLETIONS
 
 
 class NothingToExport(ValueError):
     """The text says why, and what to do."""
-
-
-@dataclass(frozen=True)
-class RecordedRows:
-    """Rows of the data, as far as the groups of a step show them."""
-
-    groups: Sequence[ReadGroup]
-
-    def __getitem__(self, index: int) -> PromptRow:
-        entry = next(entry for entry in self.groups if entry.group.result.index == index)
-        nothing = np.zeros(0, np.int32)
-        return PromptRow(nothing, entry.ground_truth, entry.group.dataset, raw_query="", place=entry.row)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,18 +69,8 @@ def _export(record: RunRecord, step: int, args: GRPOConfig, form: str) -> list[T
 
 
 def _export_step(record: RunRecord, step: int, args: GRPOConfig, form: str) -> None:
-    groups = list(groups_of(record.samples(step)))
-    rows: Any = RecordedRows(groups)
     tokenizer = read_tokenizer(args.tokenizer_name, args.revision_of_tokenizer, args.tokenizer_setup)
-    trained = [(entry.group, entry.trained or []) for entry in sorted(groups, key=_issue_number) if entry.trained]
-    assembly: Any = SimpleNamespace(training_step=step, trained=trained)
-    if form == "samples":
-        write_step_record(args, assembly, rows, tokenizer, tokenizer.pad_token_id)
-        return
-    traces = StepTraces(args, rows, tokenizer, forms={form})
-    left_out = [(entry.group, entry.outcome) for entry in groups if entry.outcome not in (CONSUMED, TOO_OLD)]
-    traces.write_left_out(step, left_out)
-    traces.write_trained(assembly)
+    StepExports(args, None, tokenizer, forms={form}).committed(step, record.samples(step))
 
 
 def _export_evaluation(record: RunRecord, version: int, args: GRPOConfig, form: str) -> None:
@@ -119,10 +90,6 @@ def _export_evaluation(record: RunRecord, version: int, args: GRPOConfig, form: 
 
 def _index(entry: ReadGroup) -> int:
     return entry.group.result.index
-
-
-def _issue_number(entry: ReadGroup) -> int:
-    return int(entry.group.result.prompt_id.rpartition("-")[2])
 
 
 def _versions(record: RunRecord) -> list[int]:

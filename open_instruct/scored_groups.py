@@ -13,6 +13,10 @@ ALIKE = 1e-6
 """Relative difference up to which rewards count as the same."""
 CONSUMED = "consumed"
 """Fate of a group that is trained on."""
+TOO_OLD = "too_old"
+"""Outcome of a group that was discarded because it was too old. Its prompt is issued again."""
+UNSCORED = "not_scored"
+"""Outcome of a response that nothing uses, because it, or all that it would be compared with, was not scored."""
 PASSTHROUGH = "passthrough"
 """Name of the verifier that leaves rewards to the workflow and to reward functions."""
 
@@ -59,6 +63,8 @@ class FunctionRewards:
     """What the function gave to `log_metric`."""
     extra: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the function gave to `log_extra`: G texts, by column. Not in saved states."""
+    failure: str = ""
+    """Why it scored no response; "" if all went well."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,9 @@ class ScoredGroup:
     rewards of environments added. `StepAssembly` sets them."""
     readings: tuple[tuple[Reading, ...], ...] = ()
     """For each verifier of the row, what it says of each of the G samples. Empty where that is not known, as after a resume."""
+    unscored: "ScoredGroup | None" = None
+    """The responses that are not among the samples because they were not scored (`UNSCORED`), with score NaN; `readings` say why.
+    None: all were scored, or it is not known any more."""
     left_out_as: str = ""
     """The fate of a group that a step has left out, and whose tokens are therefore forgotten (`without_tokens`); "" for a group
     with tokens."""
@@ -207,6 +216,8 @@ class UnscoredGroup:
     """All as in `ScoredGroup`."""
     result: GenerationResult | None = None
     """The result without its samples."""
+    unscored: ScoredGroup | None = None
+    """All its responses, as in `ScoredGroup`; None if there are none."""
 
 
 def said_by_functions(group: ScoredGroup, position: int) -> dict[str, str]:
@@ -296,7 +307,8 @@ def without_tokens(group: ScoredGroup, fate: str) -> ScoredGroup:
         )
         for sample in group.samples
     ]
-    return replace(group, result=replace(group.result, samples=samples), readings=(), left_out_as=fate)
+    result = replace(group.result, samples=samples)
+    return replace(group, result=result, readings=(), unscored=None, left_out_as=fate)
 
 
 def _no_memory(array: np.ndarray) -> np.ndarray:

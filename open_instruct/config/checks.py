@@ -194,6 +194,7 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
     "additive_format_reward": ("apply_r1_style_format_reward", lambda args: args.apply_r1_style_format_reward),
     "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
+    "save_traces": ("record", lambda args: args.record),
     "watch": ("record", lambda args: args.record),
     "record_keep_steps": ("record", lambda args: args.record),
 }

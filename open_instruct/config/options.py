@@ -409,9 +409,10 @@ class SavingOptions:
     keep_last_n_checkpoints: int = limited(3, Limits(1, never_means="all"))
     """How many of the newest checkpoints are kept. -1: all."""
     save_traces: bool = False
-    """Write what each step trains on, on the controller's node: to samples/ in output_dir, in a format that dataset_mixer_list
-    can read again; to rollouts_save_path, with rewards, advantages and log-probabilities; and as text to transcripts/ in
-    output_dir, which shows who wrote what and what is trained on."""
+    """Write the responses of each step from its record, on the controller's node: what it trains on to samples/ in output_dir, in
+    a format that dataset_mixer_list can read again; all to rollouts_save_path, with rewards, advantages and log-probabilities;
+    and as text to transcripts/ in output_dir, which shows who wrote what and what is trained on. Groups that a step leaves out
+    are there at once, the others when the step is trained."""
     show_samples: int = limited(2, NOT_NEGATIVE)
     """Responses that the log shows as soon as the first are back, with the prompt as the model reads it, rewards, and what each
     verifier says. 0: none."""
@@ -420,7 +421,7 @@ class SavingOptions:
     rollouts_save_path: str | None = None
     """Directory for the rollouts of save_traces, in open-instruct's format. By default rollouts in output_dir."""
     record: bool = True
-    """Write the record of the run to record/ in output_dir: every response that has a score, with its tokens,
+    """Write the record of the run to record/ in output_dir: every response, with its tokens,
     log-probabilities of engine and learner, verdicts, and what became of it (docs/reference/record.md).
     `python -m open_instruct.watch` shows it."""
     watch: bool = False

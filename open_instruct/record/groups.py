@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from open_instruct.data_types import GenerationResult, Sample, TokenStatistics, TrainingSample
 from open_instruct.record import schema
-from open_instruct.scored_groups import CONSUMED, FunctionRewards, Reading, ScoredGroup, ScorePart
+from open_instruct.scored_groups import CONSUMED, UNSCORED, FunctionRewards, Reading, ScoredGroup, ScorePart
+
+TOKENS = ("prompt_ids", "response_ids", "version", "use", "engine_logprobs")
+"""The columns over tokens that groups are made of."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,25 @@ class ReadGroup:
 
 
 def groups_of(table: pa.Table) -> Iterator[ReadGroup]:
-    """The groups of a table of `schema.SAMPLES`, in its order. Log-probs of teachers and costs are not in the record."""
+    """The groups of a table of `schema.SAMPLES`, in its order, without responses that were not scored. Log-probs of teachers and
+    costs are not in the record."""
 
     def identity(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["prompt_id"], row["attempt"], row["set"]
 
-    for _, rows in groupby(table.to_pylist(), key=identity):
+    for _, rows in groupby(_rows(table.filter(pc.field("outcome") != UNSCORED)), key=identity):
         yield _group(list(rows))
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows; columns over tokens as arrays, because lists of numbers take many times as long."""
+    rows = table.drop_columns([*TOKENS, "learner_logprobs", "correction"]).to_pylist()
+    for name in TOKENS if rows else ():
+        column = table[name].combine_chunks()
+        values, offsets = column.flatten().to_numpy(), np.cumsum([0, *column.value_lengths().to_pylist()])
+        for row, own in zip(rows, np.split(values, offsets[1:-1]), strict=True):
+            row[name] = own
+    return rows
 
 
 def _group(rows: list[dict[str, Any]]) -> ReadGroup:
@@ -49,6 +65,7 @@ def _group(rows: list[dict[str, Any]]) -> ReadGroup:
         first["generation_s"],
         first["began"],
         first["tool_s"],
+        [tuple(effect.values()) for effect in first["effects"] or ()],
     )
     result = GenerationResult(
         samples, first["index"], first["prompt_id"], first["issue_version"], first["engine"], statistics

@@ -11,6 +11,8 @@ from typing import IO
 
 import pyarrow as pa
 
+from open_instruct.record.schema import with_all_columns
+
 _HEADER = struct.Struct("<4sII")
 _MAGIC = b"OIr1"
 
@@ -38,4 +40,4 @@ def read(path: Path) -> Iterator[pa.RecordBatch]:
             if magic != _MAGIC or len(payload) < num_bytes or zlib.crc32(payload) != checksum:
                 return
             with pa.ipc.open_stream(payload) as stream:
-                yield from stream
+                yield from with_all_columns(stream.read_all()).to_batches()

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from open_instruct.record import open_log
 from open_instruct.record.journal import END, START
 from open_instruct.record.places import RECORD, RecordPlaces
-from open_instruct.record.schema import RECORD_VERSION, SAMPLES, version_of
+from open_instruct.record.schema import RECORD_VERSION, SAMPLES, version_of, with_all_columns
 
 
 class NoRecord(ValueError):
@@ -113,9 +113,12 @@ class RunRecord:
 
     def _read_table(self, path: Path, columns: Sequence[str] | None) -> pa.Table:
         try:
-            version = version_of(pq.read_schema(path))
+            schema = pq.read_schema(path)
+            version = version_of(schema)
             if version == RECORD_VERSION:
-                return pq.read_table(path, columns=None if columns is None else list(columns), use_threads=False)
+                names = SAMPLES.names if columns is None else list(columns)
+                table = pq.read_table(path, columns=[name for name in names if name in schema.names], use_threads=False)
+                return with_all_columns(table).select(names) if table.num_columns < len(names) else table
         except FileNotFoundError:
             raise
         except (OSError, ValueError, pa.ArrowException) as error:

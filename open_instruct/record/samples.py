@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from open_instruct.data_types import Sample, TrainingSample
+from open_instruct.data_types import GenerationResult, Sample, TrainingSample
 from open_instruct.record import schema
 from open_instruct.record.schema import SAMPLES
 from open_instruct.scored_groups import CONSUMED, Reading, ScoredGroup
@@ -41,6 +41,8 @@ class RecordedGroup:
     """Name of the evaluation set; None in training."""
     oldest_trained_version: int = 0
     """Tokens of older versions are not trained on."""
+    first_sample: int = 0
+    """Number of its first sample: 0, or more if others of the same group come before."""
     masks_cut_off: bool = False
     """Whether responses that were cut off are not trained on (`--mask_truncated_completions`)."""
 
@@ -139,18 +141,24 @@ def _columns_of_group(rows: Sequence[_Row]) -> dict[str, Any]:
         "began": [result.token_statistics.start_time for result in results],
         "generation_s": [result.token_statistics.generation_time for result in results],
         "tool_s": [result.token_statistics.tool_time for result in results],
+        "effects": [None if row.position else _effects(row.entry.group.result) for row in rows],
         "score_s": [entry.group.score_s for entry in entries],
         "arrived": [entry.arrived for entry in entries],
     }
 
 
+def _effects(result: GenerationResult) -> list[dict[str, Any]]:
+    names = ("kind", "name", "began", "seconds")
+    return [dict(zip(names, effect, strict=True)) for effect in result.token_statistics.effects]
+
+
 def _columns_of_sample(rows: Sequence[_Row]) -> dict[str, Any]:
     samples = [row.sample for row in rows]
     return {
-        "sample": [row.position for row in rows],
+        "sample": [row.entry.first_sample + row.position for row in rows],
         "finish_reason": [sample.finish_reason for sample in samples],
-        "score": [float(row.entry.group.scores[row.position]) for row in rows],
-        "reward": [float(row.entry.rewards[row.position]) for row in rows],
+        "score": [_or_null(row.entry.group.scores[row.position]) for row in rows],
+        "reward": [_or_null(row.entry.rewards[row.position]) for row in rows],
         "environment_reward": [sample.environment_reward for sample in samples],
         "verdicts": [row.verdicts for row in rows],
         "group": [sample.group for sample in samples],
@@ -267,16 +275,20 @@ def _verdicts(group: ScoredGroup) -> list[list[dict[str, Any]]]:
         shared = {"name": part.name, "kind": "verifier", "weight": part.weight, "seconds": None}
         for position, score in enumerate(part.scores.tolist()):
             reading = Reading() if readings is None else readings[position]
-            texts = {"score": score, "read": reading.answer, "reasoning": _reasoning(reading)}
+            texts = {"score": _or_null(score), "read": reading.answer, "reasoning": _reasoning(reading)}
             verdicts[position].append(shared | texts)
     for function in group.functions:
         shared = {"name": function.name, "kind": "function", "weight": function.weight, "seconds": function.seconds}
         for position, reward in enumerate(function.rewards.tolist()):
             logged = {column: values[position] for column, values in function.extra.items()}
+            logged |= {"failure": function.failure} if function.failure else {}
             text = without_secrets(json.dumps(logged, default=str)) if logged else None
-            score = None if math.isnan(reward) else reward
-            verdicts[position].append(shared | {"score": score, "read": None, "reasoning": text})
+            verdicts[position].append(shared | {"score": _or_null(reward), "read": None, "reasoning": text})
     return verdicts
+
+
+def _or_null(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 def _as_json(value: object) -> str:

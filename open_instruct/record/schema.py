@@ -30,7 +30,7 @@ USES: Mapping[int, str] = {
     TOO_OLD: "sampled by weights older than the bound (--straggler_policy truncate)",
     CUT: "of a response that was cut off (--mask_truncated_completions)",
     NO_WEIGHT: "of a sample with weight 0",
-    LEFT_OUT: "of a group that no step trains on; `outcome` says why",
+    LEFT_OUT: "of a group or response that no step trains on; `outcome` says why",
     OPEN: "of a step that is not trained yet",
     MEASURED: "of an evaluation",
     ALIKE: "of a part of a group whose responses all scored alike",
@@ -45,6 +45,15 @@ VERDICT = pa.struct(
         ("read", pa.string()),  # the answer that a verifier has read
         ("reasoning", pa.string()),
         ("seconds", pa.float64()),  # for the whole group; null if it was not timed alone
+    ]
+)
+
+EFFECT = pa.struct(
+    [
+        ("kind", pa.string()),  # `generate`, or the tool
+        ("name", pa.string()),
+        ("began", pa.float64()),  # seconds from `began` of the group
+        ("seconds", pa.float64()),
     ]
 )
 
@@ -94,6 +103,7 @@ SAMPLES = pa.schema(
         ("began", pa.float64()),
         ("generation_s", pa.float64()),
         ("tool_s", pa.float64()),
+        ("effects", pa.list_(EFFECT)),
         ("score_s", pa.float64()),
         ("arrived", pa.float64()),
         # Its place in the batch
@@ -118,6 +128,14 @@ PARQUET_OPTIONS = {
     "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in (*_FLOATS, *_IDS)},
     "write_statistics": False,
 }
+
+
+def with_all_columns(table: pa.Table) -> pa.Table:
+    """A table of this version with null in the columns that its writer did not know yet."""
+    missing = [name for name in SAMPLES.names if name not in table.column_names]
+    for name in missing:
+        table = table.append_column(SAMPLES.field(name), pa.nulls(len(table), SAMPLES.field(name).type))
+    return table.select(SAMPLES.names).cast(SAMPLES) if missing else table
 
 
 def version_of(schema: pa.Schema) -> int:

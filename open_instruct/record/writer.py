@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from open_instruct.record import open_log
 from open_instruct.record.journal import line_of, open_for_lines
 from open_instruct.record.places import RecordPlaces
 from open_instruct.record.samples import RecordedGroup, TrainedTokens, rows_of
-from open_instruct.record.schema import PARQUET_OPTIONS, SAMPLES
+from open_instruct.record.schema import PARQUET_OPTIONS, SAMPLES, with_all_columns
 from open_instruct.scored_groups import CONSUMED
 from open_instruct.storage.atomic_file import _replaced
 from open_instruct.storage.output_directory import describe
@@ -66,6 +66,16 @@ class _OpenStep:
     """Prompts whose tokens only the record of an earlier start holds."""
 
 
+class Exports(Protocol):
+    """Writes other files from the rows of the record. The record's thread calls it."""
+
+    def logged(self, training_step: int, table: pa.Table) -> None:
+        """The log of an open step has these further rows."""
+
+    def committed(self, training_step: int, table: pa.Table) -> None:
+        """A step is trained, and these are its rows."""
+
+
 class RecordWriter:
     """The record of samples of one run. All calls return at once.
 
@@ -73,12 +83,21 @@ class RecordWriter:
         directory: the folder of the record, such as `output/record`.
         training_step: the last step that is trained. What the folder holds of later steps is moved to `undone/`.
         keep_steps: keep the samples of this many steps, the newest; None: of all.
+        exports: gets what is written. If it fails, it gets nothing any more, with one warning.
     """
 
-    def __init__(self, directory: Path, training_step: int, *, keep_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        training_step: int,
+        *,
+        keep_steps: int | None = None,
+        exports: Exports | None = None,
+    ) -> None:
         self._places = RecordPlaces(directory)
         self._start = 1
         self._keep_steps = keep_steps
+        self._exports = exports
         self._steps: defaultdict[int, _OpenStep] = defaultdict(_OpenStep)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting_bytes = 0
@@ -225,7 +244,9 @@ class RecordWriter:
         """Write groups into the logs of steps where the first of them came before `until`."""
         for training_step, step in self._steps.items():
             if step.unlogged and step.unlogged_since <= until:
-                self._append(training_step, rows_of(step.unlogged, start=self._start))
+                rows = rows_of(step.unlogged, start=self._start)
+                self._append(training_step, rows)
+                self._export(lambda exports, n=training_step, own=rows: exports.logged(n, pa.table(own)))
                 step.logged += [entry for entry in step.unlogged if entry.outcome == CONSUMED]
                 step.unlogged, step.unlogged_since = [], math.inf
 
@@ -247,18 +268,33 @@ class RecordWriter:
         batches.append(rows_of([*step.logged, *step.unlogged], trained, start=self._start))
         _write_table(path, batches)
         log.unlink(missing_ok=True)
+        table = pa.Table.from_batches(batches, SAMPLES)
+        self._export(lambda exports: exports.committed(training_step, table))
         if self._keep_steps is not None:
             for old_step, old_path in self._places.steps().items():
                 if old_step <= training_step - self._keep_steps:
                     old_path.unlink()
 
+    def _export(self, write: Callable[[Exports], None]) -> None:
+        if self._exports is None:
+            return
+        try:
+            write(self._exports)
+        except Exception as error:  # what is made from the record must not end it
+            self._exports = None
+            reason = describe(error) if isinstance(error, OSError) else repr(error)
+            logger.warning("nothing is exported from the record any more, and the run goes on: %s", reason)
+            logger.debug("traceback", exc_info=error)
+
     def _carried(self, training_step: int, prompt_ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of these prompts from what earlier starts have left of the step."""
         missing = set(prompt_ids)
         for path in self._places.undone(training_step) if missing else []:
-            batches = open_log.read(path) if path.suffix == ".log" else pq.read_table(path).to_batches()
+            batches = (
+                open_log.read(path) if path.suffix == ".log" else with_all_columns(pq.read_table(path)).to_batches()
+            )
             for batch in batches:
-                rows = batch.filter(pc.field("prompt_id").isin(sorted(missing)))
+                rows = batch.filter(pc.field("prompt_id").isin(pa.array(sorted(missing), pa.string())))
                 yield rows
                 missing.difference_update(rows["prompt_id"].to_pylist())
         if missing:

@@ -22,16 +22,14 @@ from open_instruct.rollouts.batch_metrics import OverIssueBias
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.rollouts.likely_causes import Texts, likely_causes, scores_in_words
 from open_instruct.rollouts.message_queue import MessageQueue, QueueFull, default_queue_size, num_array_bytes
-from open_instruct.rollouts.prompt_ledger import CONSUMED
 from open_instruct.rollouts.prompt_requests import PromptRequests
-from open_instruct.rollouts.rollout_record import TOO_OLD, RolloutRecord
+from open_instruct.rollouts.rollout_record import RolloutRecord
 from open_instruct.rollouts.rollout_state import FinishedGroup
 from open_instruct.rollouts.sample_display import SampleDisplay
 from open_instruct.rollouts.source_metrics import SourceMetrics
 from open_instruct.rollouts.staleness import Assignment, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions, StepAssembly
-from open_instruct.rollouts.step_record import StepTraces, write_step_record
-from open_instruct.scored_groups import ScoredGroup, without_tokens
+from open_instruct.scored_groups import TOO_OLD, ScoredGroup, without_tokens
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.registry import right_answers
 from open_instruct.verifiers.row_verifiers import checks_of_row
@@ -91,10 +89,6 @@ class BatchProducer:
         return SourceMetrics(self._args, self._workflow, self._requests.train)
 
     @functools.cached_property
-    def _traces(self) -> StepTraces | None:
-        return StepTraces(self._args, self._requests.train, self._tokenizer) if self._args.save_traces else None
-
-    @functools.cached_property
     def display(self) -> SampleDisplay:
         return SampleDisplay(self._args, self._requests.train, self._decode)
 
@@ -144,7 +138,6 @@ class BatchProducer:
                     self._flow.close_step()
                     self.assembly = None
                 self._threads.lock.notify_all()
-            self._trace_left_out(assembly, added)
             self._send(assembly, complete=complete)
             if not complete and not assignments:
                 return
@@ -165,18 +158,6 @@ class BatchProducer:
         for position, fate_before in assembly.forget_tokens().items():
             groups[position] = without_tokens(groups[position], fate_before)
         return rollout, fate
-
-    def _trace_left_out(self, assembly: StepAssembly, added: list[tuple[ScoredGroup, str]]) -> None:
-        """Write the groups that a step leaves out, without waiting for the end of the step, which may never come."""
-        if self._traces is not None:
-            left_out = [(rollout, fate) for rollout, fate in added if fate != CONSUMED and not rollout.left_out_as]
-            rollouts = [
-                *assembly.rollouts,
-                *self.groups.values(),
-            ]  # after a resume the step has not taken all of its groups yet
-            forgotten = {rollout.result.prompt_id for rollout in rollouts if rollout.left_out_as}
-            forgotten -= {rollout.result.prompt_id for rollout, _ in left_out}
-            self._traces.write_left_out(assembly.training_step, left_out, forgotten=forgotten)
 
     def _extend(self, assembly: StepAssembly) -> None:
         """Take more prompts into a step that has nothing to train on."""
@@ -245,9 +226,6 @@ class BatchProducer:
             num_samples=partial.num_samples,
             min_version=partial.min_version,
         )
-        if complete and self._traces is not None:
-            write_step_record(self._args, assembly, self._requests.train, self._tokenizer, self._collation.pad_token_id)
-            self._traces.write_trained(assembly)
         self._put(batch, num_array_bytes(partial.rank_batches))
 
     def _metrics(self, assembly: StepAssembly) -> dict[str, Any]:

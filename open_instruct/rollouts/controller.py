@@ -45,6 +45,7 @@ from open_instruct.rollouts.rollout_state import FinishedGroup, read_state, writ
 from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import FlowOptions, PromptFlow
 from open_instruct.rollouts.step_assembly import CollationOptions
+from open_instruct.rollouts.step_exports import StepExports
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.verifiers.evolving_rubrics import EvolvingRubrics
 from open_instruct.verifiers.pool import VerifierPool, default_workers
@@ -129,7 +130,8 @@ class RolloutController:
         )
         self._scoring = _result_scoring(args, requests, workflow, tokenizer, lambda: flow.version)
         self._evaluations = evaluations = Evaluations(args, threads, workflow, eval_dataset)
-        self._record = record = RolloutRecord(args, requests)
+        exports = StepExports(args, train_dataset, tokenizer) if args.save_traces else None
+        self._record = record = RolloutRecord(args, requests, exports)
         self._feeder = PromptFeeder(
             args, threads, flow, requests, evaluations, param_prompt_Q, self._custom_generation_logic, record
         )
@@ -235,7 +237,7 @@ class RolloutController:
         self._begin(version)
         self._evaluations.go_on_with(version)
         self._evaluated = self._evaluations.collect(self._args.eval_timeout_s)
-        self._record.measured(version, self._evaluations.answers)
+        self._record.measured(version, self._evaluations.answers, self._evaluations.unscored)
         logger.info("evaluation of version %d: %s", version, self._evaluated)
         self._tracker.log(self._evaluated, version)
 

@@ -25,7 +25,7 @@ from open_instruct.rollouts.running_evaluation import Evaluations
 from open_instruct.rollouts.staleness import PromptFlow
 from open_instruct.rollouts.teacher_scoring import TeacherScoring
 from open_instruct.rollouts.unscored_share import TooFewScored, UnscoredShare
-from open_instruct.scored_groups import ScoredGroup, UnscoredGroup
+from open_instruct.scored_groups import UNSCORED, ScoredGroup, UnscoredGroup
 from open_instruct.system.work_threads import POLL_S, WorkThreads
 from open_instruct.workflows.base import Workflow
 
@@ -140,12 +140,15 @@ class DataPreparation:
             return evaluation.begin_scoring(result)
         return self._flow.waits_for(result.prompt_id, self.being_scored)
 
-    def _give_up(self, result: GenerationResult) -> None:
-        """An engine gave a group up: issue its prompt again, or drop it after `max_generation_attempts` failures."""
+    def _give_up(self, result: GenerationResult, unscored: ScoredGroup | None = None) -> None:
+        """An engine gave a group up, or too few of its responses were scored, and `unscored` has them: issue its prompt again, or
+        drop it after `max_generation_attempts` failures."""
         is_tried_again = None
         if (evaluation := self._evaluations.measured_by(result)) is not None:
             is_tried_again = evaluation.fail(self.scoring.all_wrong(result))
         elif self._flow.waits_for(result.prompt_id, self.being_scored):  # else another copy of the result came
+            if unscored is not None:
+                self._record.took(self._flow.assembling, unscored, self._flow.ledger[result.prompt_id], UNSCORED)
             is_tried_again = self._flow.give_up(result.prompt_id, max_attempts=self._args.max_generation_attempts)
             self._record.given_up(result, is_tried_again=is_tried_again)
             if not is_tried_again:
@@ -223,7 +226,7 @@ class DataPreparation:
             if not result.is_eval:
                 self.being_scored.pop(result.prompt_id, None)
                 self.leave_out(group)
-                self._give_up(failed)
+                self._give_up(failed, group.unscored)
             elif (evaluation := self._evaluations.measured_by(result)) is not None:
                 evaluation.leave_out(result.index, group)
                 self.failures.record(failed, is_tried_again=False)

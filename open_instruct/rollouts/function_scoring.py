@@ -107,7 +107,9 @@ def function_rewards(
         }
 
     return tuple(
-        FunctionRewards(spec.name, spec.weight, of(result), result.seconds, dict(result.metrics), extra(result))
+        FunctionRewards(
+            spec.name, spec.weight, of(result), result.seconds, dict(result.metrics), extra(result), result.failure
+        )
         for spec, result in zip(specs, results, strict=True)
     )
 

@@ -189,28 +189,31 @@ class ResultScoring:
         by_functions = [self.scored_by_functions(result, functions)] if functions else []
         scored_by = scored_by or [[Scored(0.0)] * len(by_functions[0])]
         results = self.together(result, scored_by, functions)
-        scores = iter(scored.score for scored in results)
+        judged = iter(scored.score for scored in results)
         rewards = self._workflow.rewards(
-            result.samples, [next(scores) if sample.is_judged else None for sample in result.samples]
+            result.samples, [next(judged) if sample.is_judged else None for sample in result.samples]
         )
         positions = _comparable(result, rewards)
         num_failures = sum(any(map(_is_error, column)) for column in zip(*scored_by, *by_functions, strict=True))
         cost = sum(scored.cost for scored in results)
         without_reward = {position for position, reward in enumerate(rewards) if reward is None}
         num_not_scored = _num_responses(result, without_reward)
-        if not positions or (result.is_eval and len(positions) < len(rewards)):
-            causes = sorted({scored.failure or "" for scored in results if scored.score is None})
-            cause, without_samples = f"{NOT_SCORED}: {', '.join(causes)}", replace(result, samples=[])
-            return UnscoredGroup(cause, num_not_scored, num_failures, cost, misses, without_samples)
-        rewards_or_0 = np.array([0.0 if reward is None else reward for reward in rewards], dtype=np.float32)
-        group = self.group(result, rewards_or_0, num_failures)
+        scores = np.array([np.nan if reward is None else reward for reward in rewards], dtype=np.float32)
+        group = replace(self.group(result, scores, num_failures), score_s=score_s)
         group = replace(group, parts=_parts(names, weights, _of_conversations(result.samples, scored_by)))
         group = replace(group, readings=_readings(result.samples, scored_by))
         if functions:
             group = replace(group, functions=function_rewards(result.samples, specs, functions))
+        if not positions or (result.is_eval and len(positions) < len(rewards)):
+            causes = sorted({scored.failure or "" for scored in results if scored.score is None})
+            cause, without_samples = f"{NOT_SCORED}: {', '.join(causes)}", replace(result, samples=[])
+            return UnscoredGroup(cause, num_not_scored, num_failures, cost, misses, without_samples, group)
         if len(positions) < len(rewards):
-            group = take(group, positions)
-        return replace(group, num_not_scored=num_not_scored, score_s=score_s, cost=cost, misses=misses)
+            others = sorted({*range(len(rewards))}.difference(positions))
+            group = replace(take(group, positions), unscored=take(group, others))
+        # A workflow may know the reward of a response that a verifier has not scored.
+        parts = tuple(replace(part, scores=np.nan_to_num(part.scores)) for part in group.parts)
+        return replace(group, parts=parts, num_not_scored=num_not_scored, cost=cost, misses=misses)
 
     def group(self, result: GenerationResult, rewards: np.ndarray, num_failures: int = 0) -> ScoredGroup:
         """A group of the result with `rewards`, float32 of shape (samples,)."""
@@ -303,12 +306,13 @@ def _misses(names: Sequence[str], scored_by: Sequence[Sequence[Scored]]) -> tupl
 
 
 def _of_conversations(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> list[np.ndarray]:
-    """For each verifier (G,) float32: the score of each sample's conversation, 0 if the conversation was not scored. Empty if a
+    """For each verifier (G,) float32: the score of each sample's conversation, NaN if the conversation was not scored. Empty if a
     conversation ends in a sample that no verifier sees."""
     places = [place for place in judged_places(samples) if place is not None]
     if len(places) < len(samples):
         return []
-    return [np.array([scored[place].score or 0.0 for place in places], dtype=np.float32) for scored in scored_by]
+    scores = [[np.nan if scored.score is None else scored.score for scored in results] for results in scored_by]
+    return [np.array([own[place] for place in places], dtype=np.float32) for own in scores]
 
 
 def _readings(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) -> tuple[tuple[Reading, ...], ...]:
@@ -316,8 +320,14 @@ def _readings(samples: Sequence[Sample], scored_by: Sequence[Sequence[Scored]]) 
     readings = []
     for scored in scored_by:
         judged = iter(scored)
-        readings.append(tuple(next(judged).reading if sample.is_judged else Reading() for sample in samples))
+        readings.append(tuple(_reading(next(judged)) if sample.is_judged else Reading() for sample in samples))
     return tuple(readings)
+
+
+def _reading(scored: Scored) -> Reading:
+    """What a verifier says of a response, or why it has not scored it."""
+    failure = scored.failure or "no reason given"
+    return scored.reading if scored.score is not None else Reading(scored.reading.answer, f"not scored: {failure}")
 
 
 def _comparable(result: GenerationResult, rewards: Sequence[float | None]) -> list[int]:

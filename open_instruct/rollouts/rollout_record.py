@@ -13,11 +13,11 @@ from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data_types import GenerationResult
 from open_instruct.record.places import RECORD
 from open_instruct.record.samples import RecordedGroup
-from open_instruct.record.writer import LearnerValues, RecordWriter
+from open_instruct.record.writer import Exports, LearnerValues, RecordWriter
 from open_instruct.rollouts.prompt_ledger import IssuedPrompt
 from open_instruct.rollouts.prompt_requests import PromptRequests
 from open_instruct.rollouts.step_assembly import PartialBatch
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.scored_groups import UNSCORED, ScoredGroup
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +27,19 @@ FLUSH_S = 20.0
 """Longest time that a checkpoint, or the end of a run, waits for what the record still has to write."""
 CLOSE_S = 2.0
 """The same when the controller ends; by then the run has ended, or has failed."""
-TOO_OLD = "too_old"
-"""Outcome of a group that was discarded because it was too old. Its prompt is issued again."""
 
 
 class RolloutRecord:
-    """The record of a run's samples, from `start` on. Without `--record` nothing is written."""
+    """The record of a run's samples, from `start` on. Without `--record` nothing is written.
 
-    def __init__(self, args: GRPOConfig, requests: PromptRequests) -> None:
+    Args:
+        exports: writes the files of `--save_traces`.
+    """
+
+    def __init__(self, args: GRPOConfig, requests: PromptRequests, exports: Exports | None = None) -> None:
         self._args = args
         self._requests = requests
+        self._exports = exports
         self._writer: RecordWriter | None = None
 
     def start(self, training_step: int) -> None:
@@ -44,7 +47,8 @@ class RolloutRecord:
         if self._args.record:
             keep = self._args.record_keep_steps
             directory = Path(self._args.output_dir) / RECORD
-            self._writer = RecordWriter(directory, training_step, keep_steps=keep if keep > 0 else None)
+            keep_steps = keep if keep > 0 else None
+            self._writer = RecordWriter(directory, training_step, keep_steps=keep_steps, exports=self._exports)
 
     def issued(self, prompt: IssuedPrompt) -> None:
         """A training prompt goes to the engines."""
@@ -85,8 +89,12 @@ class RolloutRecord:
             self._writer.carry_over(training_step, prompt.prompt_id)
         elif group.samples:
             attempt = max(0, prompt.num_issues - 1)
-            entry = self._entry(group, self._requests.train, training_step, outcome, attempt, time.time())
+            now = time.time()
+            entry = self._entry(group, self._requests.train, training_step, outcome, attempt, now)
             self._writer.add(training_step, replace(entry, oldest_trained_version=oldest_trained_version))
+            if group.unscored is not None:
+                entry = self._entry(group.unscored, self._requests.train, training_step, UNSCORED, attempt, now)
+                self._writer.add(training_step, replace(entry, first_sample=len(group.samples)))
 
     def sent(self, training_step: int, batch: PartialBatch) -> None:
         """The learners get a batch of the step, or a partial batch."""
@@ -98,15 +106,16 @@ class RolloutRecord:
         if self._writer is not None:
             self._writer.commit(training_step, _values_of_learners(training_step, tokens))
 
-    def measured(self, version: int, groups: Sequence[ScoredGroup]) -> None:
-        """An evaluation of `version` is complete."""
+    def measured(self, version: int, groups: Sequence[ScoredGroup], unscored: Sequence[ScoredGroup] = ()) -> None:
+        """An evaluation of `version` is complete. `unscored`: the groups that it leaves out."""
         if self._writer is None or self._requests.held_out is None:
             return
         now, by_set = time.time(), dict[str, list[RecordedGroup]]()
-        for group in groups:
+        fates = [*((group, "measured") for group in groups), *((group, UNSCORED) for group in unscored)]
+        for group, outcome in fates:
             if group.samples:
                 name = self._requests.evaluation_set(group.result.index).name
-                entry = self._entry(group, self._requests.held_out, version, "measured", 0, now, set_name=name)
+                entry = self._entry(group, self._requests.held_out, version, outcome, 0, now, set_name=name)
                 by_set.setdefault(name, []).append(entry)
         for name, entries in by_set.items():
             self._writer.measured(version, name, entries)

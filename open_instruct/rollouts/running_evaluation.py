@@ -193,6 +193,8 @@ class Evaluations:
         self.current: Evaluation | None = None
         self.answers: Sequence[ScoredGroup] = ()
         """The last evaluation's answers, in the order of the data."""
+        self.unscored: Sequence[ScoredGroup] = ()
+        """The responses that the last evaluation leaves out, because a verifier failed."""
         self._args = args
         self._threads = threads
         self._measures = EvaluationMeasures(args, workflow)
@@ -252,6 +254,7 @@ class Evaluations:
             logger.warning("%s", evaluation.why_given_up())
         outcomes = evaluation.outcomes()
         self.answers = self._measures.answers(outcomes)
+        self.unscored = [group.unscored for group in outcomes.left_out if group.unscored is not None]
         by_set = {name: evaluation.outcomes(self._sets[name]) for name in evaluation.sets}
         is_whole = len(by_set) == len(self._sets)
         metrics = self._measures.of_evaluation(outcomes, by_set, is_whole=is_whole)

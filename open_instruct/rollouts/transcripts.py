@@ -15,15 +15,13 @@ the loss, and `given` tokens that a tool, an environment or the chat template wr
 marks the tokens that version 4 sampled.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from open_instruct.data_types import Sample, TrainingSample
 from open_instruct.scored_groups import FunctionRewards, Reading, ScoredGroup
-from open_instruct.storage.atomic_file import write_atomically
 
 Decode = Callable[[list[int]], str]
 WIDTH = 12
@@ -108,11 +106,3 @@ def write_transcripts(path: Path, entries: Sequence[tuple[str, str]], *, begins_
     text = "\n".join(f"{HEAD}{headline}\n{text}\n" for headline, text in entries)
     with open(path, "wb" if begins_anew else "ab", buffering=0) as file:
         file.write(("" if begins_anew else "\n").encode() + text.encode(errors="replace"))
-
-
-def keep_transcripts(path: Path, prompt_ids: Collection[str]) -> None:
-    """Leave only the transcripts of these prompts in the file of a step. A headline begins with the prompt's id and a comma."""
-    if path.exists():
-        parts = re.split(f"^(?={HEAD})", path.read_bytes().decode(errors="replace"), flags=re.MULTILINE)
-        transcripts = [part for part in parts if part.removeprefix(HEAD).split(",")[0] in prompt_ids]
-        write_atomically(path, "".join(transcripts).removesuffix("\n").encode())

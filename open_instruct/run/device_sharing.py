@@ -17,6 +17,7 @@ from typing import Any
 
 from open_instruct.cluster.failures import ComponentDied
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.data_types import Moment
 from open_instruct.engines.engine_sleep import KV_CACHE, WEIGHTS
 from open_instruct.learners.actor_group import RayTrainGroup
 from open_instruct.learners.offload_tags import GRADIENTS, OPTIMIZER, REFERENCE, TAGS
@@ -70,6 +71,10 @@ class DeviceSharing:
     def take_metrics(self) -> dict[str, float]:
         return {}
 
+    def take_sleeps(self) -> list[tuple[float, float]]:
+        """Times in which the engines slept and woke since the last call: the begin (Unix time), and seconds."""
+        return []
+
 
 class ExclusiveSharing(DeviceSharing):
     """Engines and learners hand their devices to each other.
@@ -107,6 +112,8 @@ class ExclusiveSharing(DeviceSharing):
         self._end_loading = end_loading
         self._metrics: dict[str, float] = defaultdict(float)
         self._engines_are_asleep = False
+        self._asleep_since: Moment | None = None
+        self._sleeps: list[tuple[float, float]] = []
         self._awake: frozenset[str] = frozenset()
         """The states that the learners have on their devices."""
 
@@ -129,6 +136,7 @@ class ExclusiveSharing(DeviceSharing):
     def _note_released(self, released: list[int | None]) -> None:
         self._metrics["memory/engines_offloaded_bytes"] = sum(num_bytes or 0 for num_bytes in released)
         self._engines_are_asleep = True
+        self._asleep_since = self._asleep_since or Moment()
 
     def learners_compute(self) -> None:
         self.offload_engines()
@@ -180,6 +188,10 @@ class ExclusiveSharing(DeviceSharing):
         metrics, self._metrics = self._metrics, defaultdict(float)
         return dict(metrics)
 
+    def take_sleeps(self) -> list[tuple[float, float]]:
+        sleeps, self._sleeps = self._sleeps, []
+        return sleeps
+
     def _wake_learners(self, tags: Sequence[str] | None = None) -> None:
         self._timed("learners_onload", self._learners.async_onload(tags))
         self._awake |= ALL_STATES if tags is None else frozenset(tags)
@@ -197,6 +209,9 @@ class ExclusiveSharing(DeviceSharing):
     def _wake_engines(self, tags: list[str] | None = None) -> None:
         self._engines_are_asleep = False
         self._timed("engines_onload", self._rollouts.async_onload(tags), without_dead=True)
+        if self._asleep_since is not None and tags != [WEIGHTS]:  # with weights alone they generate nothing yet
+            self._sleeps.append((self._asleep_since.unix, self._asleep_since.elapsed_s()))
+            self._asleep_since = None
 
     def _timed(self, phase: str, refs: list, *, without_dead: bool = False, timeout_s: float | None = None) -> list:
         """Wait for `refs` and count the seconds. With `without_dead` the death of an engine is left to the supervisor, and the

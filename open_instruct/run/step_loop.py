@@ -261,6 +261,8 @@ def record_step(run: Run, step: TrainedStep, *, seconds: float) -> None:
         **status.as_metrics(),
     }
     has_bound = "objective/environment_reward" not in row and not run.args.reward_funcs  # these may give any reward
+    for began, asleep_s in run.components.sharing.take_sleeps():
+        run.log.journal.event("sleep", began=began, seconds=asleep_s)
     run.log.journal.event("step", step=progress.training_step, seconds=seconds, **_parts_of_step(row))
     run.log.step(row, highest_reward=status.highest_reward if has_bound else None)
     run.log.components(status)

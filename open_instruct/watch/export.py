@@ -28,7 +28,7 @@ from open_instruct.system.counted import counted
 from open_instruct.watch import views
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
-from open_instruct.watch.samples import rows_of, table_of_step
+from open_instruct.watch.samples import rows_of, table_of_step, texts_of
 from open_instruct.watch.server import PAGE
 from open_instruct.watch.torn_files import TornFiles
 from open_instruct.watch.views_group import parting
@@ -37,6 +37,10 @@ from open_instruct.watch.views_prompt import lives_of_step
 LARGEST_BYTES = 5_000_000
 SHARE_OF_STEPS = 0.7
 """Of the file at most, so that some of it is left for tokens."""
+SHARE_OF_METRICS = 0.8
+"""Full share of the file up to which the metrics are added that are in no group of curves."""
+METRICS = "metrics"
+"""Their block."""
 WHOLE_STEPS = 6
 """Steps all of whose responses are there token by token."""
 WINDOW = 20
@@ -121,6 +125,9 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
     file.num_bytes = len(packed(whole, hidden)) + 4000  # and the sentences that are added to it
     torn = TornFiles()
     with_samples = [step for step in spread(steps) if torn.read(lambda step=step: _add_step(view, file, step), False)]
+    others = whole["views"].get("curves?run=0", {}).get("others") or []
+    content = rounded(view("curves", names=",".join(others))["values"]) if others else {}
+    has_metrics = file.add(METRICS, content, limit=SHARE_OF_METRICS)
     with_tokens = [
         step
         for number, step in enumerate(with_samples)
@@ -133,6 +140,7 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
         "whole_steps": sorted(whole_steps),
         "left_out": [
             *left_out(steps, with_samples, with_tokens, whole_steps),
+            f"{'T' if has_metrics else 'Metrics beside those of the curves, and t'}he tokens of evaluations are left out.",
             *torn.sentences,
             *whole["views"].get("evaluations?run=0", {}).get("torn", []),
         ],
@@ -175,14 +183,16 @@ def _if_any(view: _Views, name: str, **arguments: Any) -> Any:
 
 def step_block(view: _Views, step: int) -> dict[str, Any]:
     """A step with all its responses."""
-    samples = to_json_value(rows_of(table_of_step(view.runs[view.run], step)))
+    run, read = view.runs[view.run], table_of_step(view.runs[view.run], step)
+    samples = to_json_value(rows_of(read))
     answer = view("step", step=step, limit=1)
     answer.pop("samples")  # their texts are cut
-    rows = view("export_rows", step=step, limit=ALL)
+    positions = [sample["at"] for sample in samples]
+    prompts, responses = texts_of(run, read, positions, "prompt_ids"), texts_of(run, read, positions)
     groups: dict[tuple[str, int], dict[str, Any]] = {}
-    for sample, row in zip(samples, rows, strict=True):
-        entry = {"prompt_text": row["prompt"], "ground_truth": row["ground_truth"], "texts": []}
-        groups.setdefault((sample["prompt_id"], sample["attempt"]), entry)["texts"].append(row["response"])
+    for sample, prompt, response in zip(samples, prompts, responses, strict=True):
+        entry = {"prompt_text": prompt, "ground_truth": sample["ground_truth"], "texts": []}
+        groups.setdefault((sample["prompt_id"], sample["attempt"]), entry)["texts"].append(response)
     staleness = view("staleness", step=step)
     content = {
         "about": answer,
@@ -191,7 +201,8 @@ def step_block(view: _Views, step: int) -> dict[str, Any]:
             {"prompt_id": name, "attempt": attempt, **entry, "parts_at": parting(entry["texts"])}
             for (name, attempt), entry in groups.items()
         ],
-        "lives": lives_of_step(view.runs[view.run], step),
+        "lives": lives_of_step(run, step),
+        "conversations": view("conversations", step=step, limit=ALL),
         "staleness": {key: value for key, value in staleness.items() if key not in ("steps", "mean_age", "max_age")},
     }
     if not answer["is_open"]:
@@ -233,7 +244,6 @@ def left_out(
         yield f"Of {counted(rest, 'other step')} only the best and the worst response."
     if missing := len(with_samples) - len(with_tokens):
         yield f"Of {counted(missing, 'step')} no response is there token by token."
-    yield "Metrics beside those of the curves, and the tokens of evaluations, are left out."
 
 
 def spread(steps: Sequence[int]) -> list[int]:

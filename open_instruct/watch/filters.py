@@ -1,16 +1,18 @@
 """Which samples of a step a view shows, and in which order."""
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from open_instruct.scored_groups import UNSCORED
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.samples import SampleRow
 
 SORTS = ("issue", "best", "worst", "longest", "shortest", "random")
 
 KNOWN = {
-    "outcome": ("consumed", "zero_std", "masked", "too_old"),
+    "outcome": ("consumed", "zero_std", "masked", "too_old", UNSCORED),
     "finish_reason": ("stop", "length", "abort"),
 }
 """Values that a filter may have although no sample of the step has them."""
@@ -60,19 +62,23 @@ class Filters:
         return {"source": self.source, "outcome": self.outcome, "finish_reason": self.finish_reason}
 
     def _has_reward(self, row: SampleRow) -> bool:
-        return (self.min_reward is None or row["reward"] >= self.min_reward) and (
-            self.max_reward is None or row["reward"] <= self.max_reward
+        reward = row["reward"]
+        if reward is None:
+            return self.min_reward is None and self.max_reward is None
+        return (self.min_reward is None or reward >= self.min_reward) and (
+            self.max_reward is None or reward <= self.max_reward
         )
 
 
 def in_order(rows: Sequence[SampleRow], sort: str, seed: int) -> list[SampleRow]:
-    """The samples in this order; those that are alike in the order of issue. Raises `Mistake` for an unknown order."""
+    """The samples in this order; those that are alike in the order of issue, and those without a reward behind the best and the
+    worst. Raises `Mistake` for an unknown order."""
     if sort == "random":
         return random.Random(seed).sample(list(rows), len(rows))
     keys = {
         "issue": lambda row: 0,
-        "best": lambda row: -row["reward"],
-        "worst": lambda row: row["reward"],
+        "best": lambda row: math.inf if row["reward"] is None else -row["reward"],
+        "worst": lambda row: math.inf if row["reward"] is None else row["reward"],
         "longest": lambda row: -row["num_tokens"],
         "shortest": lambda row: row["num_tokens"],
     }

@@ -10,7 +10,7 @@ import numpy as np
 
 from open_instruct.record.reader import TornFile
 from open_instruct.watch.runs import Run
-from open_instruct.watch.samples import SampleRow, ends, groups_of, rows_of, table_of_step
+from open_instruct.watch.samples import ISSUED_AGAIN, SampleRow, ends, groups_of, rows_of, table_of_step
 
 REWARD = "all_groups/scores"
 ERRORS = 2.0
@@ -28,8 +28,8 @@ class Reward:
 
 
 def reward_of(rows: Sequence[SampleRow]) -> Reward:
-    """The reward of the samples of a step, without groups that were too old."""
-    conversations = [row for row in ends(rows) if row["outcome"] != "too_old"]
+    """The reward of the samples of a step, without groups whose prompts were issued again."""
+    conversations = [row for row in ends(rows) if row["outcome"] not in ISSUED_AGAIN]
     rewards = [row["reward"] for row in conversations]
     means = [np.mean([row["reward"] for row in group]) for group in groups_of(conversations).values()]
     return Reward(

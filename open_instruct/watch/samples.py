@@ -12,11 +12,14 @@ import pyarrow as pa
 
 from open_instruct.record import schema
 from open_instruct.record.schema import SAMPLES
+from open_instruct.scored_groups import UNSCORED
 from open_instruct.watch.runs import Run
 
 LISTS = ("prompt_ids", "response_ids", *schema.TOKEN_COLUMNS)
-LIGHT = [field.name for field in SAMPLES if field.name not in LISTS]
-"""Columns without tokens."""
+LIGHT = [field.name for field in SAMPLES if field.name not in (*LISTS, "effects")]
+"""Columns without tokens and effects."""
+ISSUED_AGAIN = ("too_old", UNSCORED)
+"""Outcomes of groups whose prompts are issued again, or given up; no step counts these groups."""
 RIGHT = 1.0 - 1e-6
 """A score, or an environment's reward, of at least this is a right response."""
 SampleRow = dict[str, Any]
@@ -121,8 +124,10 @@ def lists(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_right(row: Mapping[str, Any]) -> bool | None:
-    """Whether a response is right: its score, or its environments' reward, is 1. None where only reward functions score, which do
-    not say what is right."""
+    """Whether a response is right: its score, or its environments' reward, is 1. None where it was not scored, and where only
+    reward functions score, which do not say what is right."""
+    if row["score"] is None:
+        return None
     if row["verdicts"] and all(verdict["kind"] == "function" for verdict in row["verdicts"]):
         return None
     return row["score"] >= RIGHT or (row["environment_reward"] or 0.0) >= RIGHT
@@ -143,8 +148,8 @@ def groups_of(rows: Sequence[SampleRow]) -> dict[Key, list[SampleRow]]:
 
 
 def ends(rows: Sequence[SampleRow]) -> list[SampleRow]:
-    """One row for each conversation: the one in which it ends."""
-    return [row for row in rows if not row["goes_on"]]
+    """One row for each conversation that was scored: the one in which it ends."""
+    return [row for row in rows if not row["goes_on"] and row["outcome"] != UNSCORED]
 
 
 def texts_of(run: Run, read: Table, positions: Sequence[int], column: str = "response_ids") -> list[str]:

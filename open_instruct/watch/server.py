@@ -1,8 +1,9 @@
-"""The server of the page: answers GET and HEAD alone, and only who knows the token of its URL.
+"""The server of the page: answers GET and HEAD, and one POST, and only who knows the token of its URL.
 
     GET /                    the page; with ?token=… it sets a cookie and sends the browser on, so that no history holds the token
     GET /page/<file>         its scripts, styles and nothing else
     GET /api/<view>?<arguments>   a view (`open_instruct.watch.views`) as JSON
+    POST /chat               a question to the model of a run that has ended (`open_instruct.watch.page_chat`)
     GET /events              server-sent events: `change` when a file that the views read has changed
 
 It reads files, writes none, and is a process of its own: it can neither slow nor stop a run. Without the token every path answers
@@ -40,12 +41,16 @@ from open_instruct.record.places import RECORD
 from open_instruct.watch import views
 from open_instruct.watch.caches import stamp_of
 from open_instruct.watch.mistakes import Mistake
+from open_instruct.watch.page_chat import PageChat
 from open_instruct.watch.runs import Runs
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 PORT = 8420
+CHAT = "/chat"
+LARGEST_BODY = 200_000
+"""Bytes of a question."""
 DEADLINE_S = 30.0
 """For one view. A view that takes longer answers 504."""
 CHANGES_S = 1.0
@@ -136,6 +141,8 @@ class GuardedApp:
         is_known = self._guard.has_token(headers.get("cookie", ""), query)
         if not (self._guard.names_this_machine(headers.get("host", "")) and is_known):
             response: ASGIApp = PlainTextResponse(FORBIDDEN, 403)
+        elif scope["method"] == "POST" and scope["path"] == CHAT and _is_of_page(headers):
+            response = self._app
         elif scope["method"] not in ("GET", "HEAD"):
             response = PlainTextResponse("This page only reads: GET\n", 405, {"Allow": "GET, HEAD"})
         elif scope["method"] == "HEAD" and scope["path"] == "/events":
@@ -157,6 +164,12 @@ class GuardedApp:
         return response
 
 
+def _is_of_page(headers: Headers) -> bool:
+    """Whether a page of this server sends the request: another site's page names another origin."""
+    origin = headers.get("origin", "")
+    return bool(origin) and origin.partition("://")[2].lower() == headers.get("host", "").lower()
+
+
 def _without_body(send: Send) -> Send:
     """Sends what an answer says of itself, and not the answer."""
 
@@ -167,9 +180,15 @@ def _without_body(send: Send) -> Send:
 
 
 def create_app(
-    answer: Answer, signature: Signature, guard: Guard, *, deadline_s: float = DEADLINE_S, changes_s: float = CHANGES_S
+    answer: Answer,
+    signature: Signature,
+    guard: Guard,
+    *,
+    chat: PageChat | None = None,
+    deadline_s: float = DEADLINE_S,
+    changes_s: float = CHANGES_S,
 ) -> GuardedApp:
-    """The whole application."""
+    """The whole application. `chat`: answers questions to models; None: nobody may ask."""
     pool = ViewPool(answer, deadline_s=deadline_s)
     changes = Changes(signature, every_s=changes_s)
 
@@ -182,10 +201,25 @@ def create_app(
             task.cancel()
             changes.close()
             pool.close()
+            if chat is not None:
+                chat.close()
 
     async def api(request: Request) -> Response:
         arguments = {name: value for name, value in request.query_params.items() if name != "token"}
         return await pool.answer(request.path_params["view"], arguments)
+
+    async def ask(request: Request) -> Response:
+        if chat is None:
+            return _problem(400, "Models answer only on a page that is shown to this machine alone.")
+        body = bytearray()
+        async for chunk in request.stream():
+            if len(body := body + chunk) > LARGEST_BODY:
+                return _problem(413, f"A question has at most {LARGEST_BODY:,} bytes.")
+        try:
+            value = await chat.answer(bytes(body), request.is_disconnected)
+        except Mistake as error:
+            return _problem(400, str(error))
+        return Response(json.dumps(value).encode(errors="replace"), media_type="application/json")
 
     async def events(_: Request) -> Response:
         return EventSourceResponse(changes.stream(), ping=15)
@@ -195,6 +229,7 @@ def create_app(
         Route("/page/{name}", page_file),
         Route("/api/{view}", api),
         Route("/events", events),
+        Route(CHAT, ask, methods=["POST"]),
     ]
     return GuardedApp(Starlette(routes=routes, lifespan=lifespan), guard, changes.end)
 
@@ -328,7 +363,8 @@ def serve(runs: Runs, *, host: str = LOOPBACK, port: int = 0, token: str | None 
     guard = Guard(token or secrets.token_urlsafe(24), f"watch_{port}", _names_of(host))
     shown_host = f"[{host}]" if ":" in host else host
     print(f"http://{shown_host}:{port}/?token={guard.token}\nCtrl-C ends it.", flush=True)
-    app = create_app(partial(views.answer, runs), partial(signature_of, runs), guard)
+    chat = PageChat(runs) if host in ("localhost", LOOPBACK, "::1") else None
+    app = create_app(partial(views.answer, runs), partial(signature_of, runs), guard, chat=chat)
     try:
         uvicorn_server(app).run(sockets=[listener])
     except KeyboardInterrupt:

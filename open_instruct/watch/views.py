@@ -14,6 +14,7 @@ from typing import Any
 from open_instruct.record.reader import NoRecord
 from open_instruct.report.metrics_file import to_json_value
 from open_instruct.watch import (
+    views_conversations,
     views_curves,
     views_evaluation,
     views_group,
@@ -113,6 +114,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     views_group.evaluation_sample,
     views_evaluation.flips,
     views_time.lanes,
+    views_conversations.conversations,
     views_time.staleness,
     views_time.cost,
     views_run.health,

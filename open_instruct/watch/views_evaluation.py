@@ -36,13 +36,15 @@ def _entry(run: Run, version: int, set_name: str) -> dict[str, Any]:
     judged = [[bool(right) for right in own] for own in rights] if all(None not in own for own in rights) else []
     shares = [sum(own) / len(own) for own in judged]
     share = float(np.mean(shares)) if shares else None
+    passes = pass_at_k(judged)
     return {
         "set": set_name,
         "version": version,
         "share": share,
         "pass_at_1": share,
-        "standard_error": float(np.std(shares, ddof=1) / math.sqrt(len(shares))) if len(shares) > 1 else None,
-        "pass_at_k": pass_at_k(judged),
+        "standard_error": _standard_error(shares),
+        "pass_at_k": {k: float(np.mean(own)) for k, own in passes.items()},
+        "pass_at_k_standard_error": {k: _standard_error(own) for k, own in passes.items()},
         "reward": float(np.mean(rewards)) if rewards else None,
         "num_items": len(items),
         "num_responses": len(rewards),
@@ -57,12 +59,18 @@ def items_of(run: Run, version: int, set_name: str) -> dict[str, list[SampleRow]
     return items
 
 
-def pass_at_k(rights: Sequence[Sequence[bool]]) -> dict[str, float]:
-    """For k = 1, 2, 4, … the chance that one of k responses to a prompt is right, estimated from its n responses of which c are
-    right as 1 - C(n - c, k) / C(n, k) (Chen et al., arXiv:2107.03374, eq. 1); a prompt with n < k responses counts with k = n."""
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean over items; None of fewer than two."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
+def pass_at_k(rights: Sequence[Sequence[bool]]) -> dict[str, list[float]]:
+    """For k = 1, 2, 4, … and each prompt the chance that one of k responses to it is right, estimated from its n responses of
+    which c are right as 1 - C(n - c, k) / C(n, k) (Chen et al., arXiv:2107.03374, eq. 1); a prompt with n < k responses counts
+    with k = n."""
     most = max(map(len, rights), default=0)
     sizes = [2**power for power in range(most.bit_length())] if most > 1 else []
-    return {str(k): float(np.mean([_pass_at(min(k, len(own)), len(own), sum(own)) for own in rights])) for k in sizes}
+    return {str(k): [_pass_at(min(k, len(own)), len(own), sum(own)) for own in rights] for k in sizes}
 
 
 def _pass_at(k: int, n: int, c: int) -> float:

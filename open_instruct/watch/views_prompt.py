@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow.compute as pc
 
 from open_instruct.record import schema
+from open_instruct.scored_groups import UNSCORED
 from open_instruct.system.counted import counted
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import (
+    ISSUED_AGAIN,
     SampleRow,
     ends,
     groups_of,
@@ -36,6 +38,7 @@ REASONS = {
     "zero_std": "left it out, because all its responses have the same reward, so that their advantages are 0",
     "masked": "left it out, because all its responses were cut off (--mask_truncated_completions)",
     "too_old": "discarded it, because its tokens were older than the bound of staleness; the prompt was issued again",
+    UNSCORED: "could not use it, because too few of its responses were scored",
     "failed": "dropped it, because the engines gave it up too often",
     "run_ended": "was under way when the run ended, so nothing was trained on it",
 }
@@ -195,6 +198,17 @@ def _of_attempt(run: Run, group: Sequence[SampleRow]) -> Iterator[str]:
     yield f"Step {first['step']} {REASONS.get(first['outcome'], 'gave it the outcome ' + first['outcome'])}{_rewards(group)}."
     if first["outcome"] == "consumed":
         yield _tokens(group)
+    yield from _unscored(group)
+
+
+def _unscored(group: Sequence[SampleRow]) -> Iterator[str]:
+    """How many responses were not scored, and why."""
+    missing = [row for row in group if row["outcome"] == UNSCORED]
+    verdicts = [verdict for row in missing for verdict in row["verdicts"] or () if verdict["score"] is None]
+    reasons = Counter(": ".join(filter(None, (verdict["name"], verdict["reasoning"]))) for verdict in verdicts)
+    if missing:
+        words = "; ".join(f"{reason} ({count})" if count > 1 else reason for reason, count in reasons.most_common(4))
+        yield f"{counted(len(missing), 'response')} of it could not be used for lack of a score{f': {words}' if words else ''}."
 
 
 def _when(row: SampleRow) -> str:
@@ -219,15 +233,15 @@ def _versions(group: Sequence[SampleRow]) -> str:
 
 def _ended(group: Sequence[SampleRow]) -> str:
     words = {"stop": "ended by themselves", "length": "were cut off", "abort": "were aborted"}
-    reasons = Counter(row["finish_reason"] for row in ends(group))
+    reasons = Counter(row["finish_reason"] for row in group if not row["goes_on"])
     return ", ".join(f"{count} {words.get(reason, reason)}" for reason, count in reasons.items())
 
 
 def _scores(group: Sequence[SampleRow]) -> str:
     """What each verifier gave: `math gave 3 of 8 responses the score 1, 5 the score 0`."""
     by_name: dict[str, list[float | None]] = {}
-    for row in ends(group):
-        for verdict in row["verdicts"] or ():
+    for row in group:
+        for verdict in () if row["goes_on"] else row["verdicts"] or ():
             by_name.setdefault(verdict["name"], []).append(verdict["score"])
     if not by_name:
         return "No verifier scored it, and its rewards were known"
@@ -289,7 +303,7 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
     measured = [_measured(watched, version, name, place) for version, name in evaluations.get(place, ())]
     if not groups and not measured:
         raise Mistake(" ".join([f"the record has no samples of {place}.", *torn.sentences]))
-    shares = [group["share"] for group in groups or measured]
+    shares = [group["share"] for group in groups or measured if group["outcome"] != UNSCORED]
     source, ground_truth = (groups or measured)[0]["source"], (groups or measured)[0]["ground_truth"]
     return {
         "row": place,
@@ -307,6 +321,8 @@ def verdict(shares: Sequence[float | None]) -> str:
     if any(share is None for share in shares):
         return "not known"
     numbers = [share for share in shares if share is not None]
+    if not numbers:
+        return "not known"
     if len(numbers) == 1:
         return "once"
     if not any(numbers):
@@ -318,7 +334,7 @@ def verdict(shares: Sequence[float | None]) -> str:
 
 def _steps_by_row(run: Run, torn: TornFiles) -> dict[str, list[int]]:
     """The steps that have a row: of finished steps from `prompts.jsonl`; of open steps, and of groups that were too old, from the
-    record, because their prompts are in `prompts.jsonl` later or not at all."""
+    record, because their prompts are in `prompts.jsonl` later or not at all. The same holds for groups that were not scored."""
     steps: dict[str, list[int]] = {}
     steps_with_samples = set(run.steps())
     for step, prompts in run.prompts():
@@ -329,21 +345,23 @@ def _steps_by_row(run: Run, torn: TornFiles) -> dict[str, list[int]]:
             steps.setdefault(place, []).append(step)
     for step in run.record.steps() if _has_discarded(run) else ():
         path = run.record.places.step(step)
-        for place in torn.read(lambda p=path, s=step: run.cached(p, "too old", lambda: _too_old(run, s)), set()):
+        for place in torn.read(lambda p=path, s=step: run.cached(p, "discarded", lambda: _discarded(run, s)), set()):
             steps.setdefault(place, []).append(step)
     return {place: sorted({step for step in own if step in steps_with_samples}) for place, own in steps.items()}
 
 
 def _has_discarded(run: Run) -> bool:
-    """Whether groups were thrown away for their age, or that is not known."""
+    """Whether groups were thrown away for their age, or because they were not scored, or that is not known."""
     table = run.metrics()
-    return DISCARDED not in table.names() or any(table.column(DISCARDED))
+    if DISCARDED not in table.names() or any(table.column(DISCARDED)):
+        return True
+    return any(event["kind"] == "given_up" for events in run.prompt_events().values() for event in events)
 
 
-def _too_old(run: Run, step: int) -> set[str]:
-    """The rows of the groups of a step that were too old."""
+def _discarded(run: Run, step: int) -> set[str]:
+    """The rows of the groups of a step whose prompts were issued again."""
     table = run.record.samples(step, ["row", "outcome"])
-    return set(table.filter(pc.field("outcome") == "too_old")["row"].to_pylist())
+    return set(table.filter(pc.field("outcome").isin(ISSUED_AGAIN))["row"].to_pylist())
 
 
 def _evaluations_by_row(run: Run, torn: TornFiles) -> dict[str, list[tuple[int, str]]]:
@@ -396,8 +414,8 @@ def _measured(run: Run, version: int, set_name: str, place: str) -> dict[str, An
 
 
 def _answers(run: Run, group: Sequence[SampleRow], read: Any) -> dict[str, Any]:
-    conversations = ends(group)
-    rights = [row["is_right"] for row in conversations]
+    conversations = ends(group) or [row for row in group if not row["goes_on"]]
+    rights = [row["is_right"] for row in ends(group)]
     return {
         **{name: group[0][name] for name in ("prompt_id", "attempt", "source", "ground_truth", "outcome")},
         "rewards": [row["reward"] for row in conversations],

@@ -12,6 +12,7 @@ from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.rewards import compared, reward_of
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import (
+    ISSUED_AGAIN,
     SampleRow,
     ends,
     groups_of,
@@ -73,7 +74,7 @@ def step(
         "num_matching": len(matching),
         "samples": shown(watched, step, chosen),
         "groups": [_group(group) for group in groups_of(rows).values()],
-        "histogram": histogram([row["reward"] for row in passing]),
+        "histogram": histogram([row["reward"] for row in passing if row["reward"] is not None]),
         "choices": _choices(rows),
         "tokenizer_problem": watched.decode.problem,
     }
@@ -121,15 +122,15 @@ def _group(rows: Sequence[SampleRow]) -> dict[str, Any]:
         **{name: first[name] for name in ("prompt_id", "attempt", "row", "source", "outcome")},
         "num_samples": len(rows),
         "reward": float(np.mean([row["reward"] for row in conversations])) if conversations else None,
-        "num_right": None if None in rights else sum(rights),
+        "num_right": None if None in rights or not rights else sum(map(bool, rights)),
         "num_conversations": len(conversations),
     }
 
 
 def summary(run: Run, step: int, rows: Sequence[SampleRow]) -> dict[str, Any]:
     """The mean reward of the step with its standard error, how many of its groups are all right or all wrong, the rewards of the
-    steps around it, and the step before. Groups that were too old are in none of them, as in `metrics.jsonl`."""
-    groups = [_group(group) for group in groups_of(rows).values() if group[0]["outcome"] != "too_old"]
+    steps around it, and the step before. Groups whose prompts were issued again are in none of them, as in `metrics.jsonl`."""
+    groups = [_group(group) for group in groups_of(rows).values() if group[0]["outcome"] not in ISSUED_AGAIN]
     counts = [(group["num_right"], group["num_conversations"]) for group in groups if group["num_right"] is not None]
     own = reward_of(rows)
     return {
@@ -236,11 +237,12 @@ def export_rows(
     sort: str = "issue",
     limit: int = 10_000,
 ) -> list[dict[str, Any]]:
-    """Samples of a step as rows for training: whole texts of prompt and response, reward, ground truth, and place in the data."""
+    """Samples of a step as rows for training: whole texts of prompt and response, reward, ground truth, and place in the data.
+    Those without a reward are left out."""
     watched = runs[run]
     filters = Filters(verifier, source, outcome, finish_reason, min_reward, max_reward, min_age, min_length, max_length)
     read = table_of_step(watched, step)
-    samples = rows_of(read)
+    samples = [row for row in rows_of(read) if row["reward"] is not None]
     filters.check(_choices(samples), f"step {step}")
     rows = in_order(_with_text(watched, step, filters.keep(samples), text), sort, 0)[:limit]
     positions = [row["at"] for row in rows]

@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from open_instruct.record import schema
+from open_instruct.scored_groups import UNSCORED
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Run, Runs
 from open_instruct.watch.samples import (
+    ISSUED_AGAIN,
     SampleRow,
     counts_of_uses,
     ends,
@@ -113,6 +115,11 @@ def _engine_lanes(
 ) -> Iterator[dict[str, Any]]:
     """A lane for each engine, from the groups of steps and evaluations, and one for the verifiers."""
     by_engine: dict[int, list[Span]] = {}
+    sleeps = [
+        _span("sleep", event["began"], event["began"] + event["seconds"], "its device has the learners")
+        for event in run.events()
+        if event["kind"] == "sleep"
+    ]
     verifying: list[Span] = []
     for group in _groups_near(run, min(chosen), max(chosen), torn):
         prompt_id, began = group[0]["prompt_id"], group[0]["began"]
@@ -120,7 +127,8 @@ def _engine_lanes(
         by_engine.setdefault(group[0]["engine"], []).append(_span("generate", began, ended, prompt_id))
         verifying.append(_span("verify", ended, ended + group[0]["score_s"], prompt_id))
     for engine in sorted(by_engine):
-        yield _lane(f"engine {engine}", merged(by_engine[engine]), window, busy={"generate"})
+        spans = [*_without(merged(by_engine[engine]), sleeps), *sleeps]
+        yield _lane(f"engine {engine}", spans, window, busy={"generate"})
     yield _lane("verifiers", merged(verifying), window, busy={"verify"})
 
 
@@ -133,6 +141,22 @@ def _groups_near(run: Run, first: int, last: int, torn: TornFiles) -> Iterator[l
     tables += [table_of_evaluation(run, file.version, file.set) for file in files]
     for read in tables:
         yield from groups_of(torn.read(lambda read=read: rows_of(read), [])).values()
+
+
+def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
+    """The spans without the times of the holes."""
+    parts = list(spans)
+    for hole in holes:
+        ends = [
+            (part, times)
+            for part in parts
+            for times in (
+                (part["began"], min(part["ended"], hole["began"])),
+                (max(part["began"], hole["ended"]), part["ended"]),
+            )
+        ]
+        parts = [part | {"began": began, "ended": ended} for part, (began, ended) in ends if began < ended]
+    return parts
 
 
 def _span(kind: str, began: float, ended: float, text: str) -> Span:
@@ -286,11 +310,12 @@ def _add_group(sums: _Sums, group: Sequence[SampleRow]) -> None:
     outcome = "open" if is_open else group[0]["outcome"]
     rights = [row["is_right"] for row in ends(group)]
     sums.groups[outcome] += 1
-    sums.with_right += any(rights) and outcome != "too_old"
+    sums.with_right += any(rights) and outcome not in ISSUED_AGAIN
     if outcome not in ("consumed", "open"):
         sums.left_out_groups.setdefault(outcome, Counter())[_kind(rights)] += 1
     for row in group:
-        sums.tokens.update({_reason(code, outcome): number for code, number in row["uses"].items()})
+        own = UNSCORED if row["outcome"] == UNSCORED else outcome
+        sums.tokens.update({_reason(code, own): number for code, number in row["uses"].items()})
 
 
 def _reason(code: int, outcome: str) -> str:
@@ -298,7 +323,9 @@ def _reason(code: int, outcome: str) -> str:
 
 
 def _kind(rights: Sequence[bool | None]) -> str:
-    if None in rights or not rights:
+    if not rights:
+        return "not scored"
+    if None in rights:
         return "rewards alike"
     return "all right" if all(rights) else "all wrong" if not any(rights) else "mixed"
 

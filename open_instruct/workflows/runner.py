@@ -88,29 +88,41 @@ class EngineFacts:
     """As `Context.max_prompt_tokens`; None where only the model sets a limit."""
 
 
+GENERATE = "generate"
+"""Kind of the effects that ask the engine."""
+
+
 class ToolTime:
-    """Seconds in which a rollout waited only for tools: at least one call was running, and no request to the engine."""
+    """Seconds in which a rollout waited only for tools: at least one call was running, and no request to the engine; and when
+    each effect was under way."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.effects: list[tuple[str, str, float, float]] = []
+        """Kind, name, seconds from now to its begin, and seconds, in the order of their ends."""
+        self._began = time.monotonic()
         self._under_way = {"call": 0, "request": 0}
         self._changed_at = 0.0
 
     @contextmanager
-    def during(self, kind: Literal["call", "request"]) -> Iterator[None]:
-        self._count(kind, 1)
+    def during(self, kind: Literal["call", "request"], effect: Effect, subject: str) -> Iterator[None]:
+        """`subject`: `generate`, or the tool that is called."""
+        began = self._count(kind, 1)
         try:
             yield
         finally:
-            self._count(kind, -1)
+            seconds = self._count(kind, -1) - began
+            self.effects.append((subject, str(effect), round(began - self._began, 3), round(seconds, 3)))
 
-    def _count(self, kind: str, by: int) -> None:
+    def _count(self, kind: str, by: int) -> float:
+        """Returns the time."""
         with allowed():
             now = time.monotonic()
         if self._under_way["call"] and not self._under_way["request"]:
             self.seconds += now - self._changed_at
         self._changed_at = now
         self._under_way[kind] += by
+        return now
 
 
 class EngineContext(Context):
@@ -170,12 +182,12 @@ class EngineContext(Context):
         request_id = f"{self._prompt_id}/{effect}/{self._number}"
         if self._is_eval:
             sampling = replace(sampling, needs_fresh_cache=True)
-        return self._wait_for(self._submit(request_id, prompt_ids, sampling))
+        return self._wait_for(effect, self._submit(request_id, prompt_ids, sampling))
 
-    async def _wait_for(self, future: "Future[Answer]") -> list[Completion]:
+    async def _wait_for(self, effect: Effect, future: "Future[Answer]") -> list[Completion]:
         self._asked.add(future)
         try:
-            with self.tool_time.during("request"):
+            with self.tool_time.during("request", effect, GENERATE):
                 answer = await asyncio.wrap_future(future)  # cancelling this task cancels the request
         finally:
             self._asked.discard(future)
@@ -198,7 +210,7 @@ class EngineContext(Context):
 
     async def _timed_call(self, effect: Effect, tool: str, arguments: Any, timeout_s: float) -> Any:
         try:
-            with self.tool_time.during("call"):
+            with self.tool_time.during("call", effect, tool):
                 return await asyncio.wait_for(self._tools.call(tool, arguments), timeout_s)
         except TimeoutError as error:
             raise CallFailed(f"{effect}: {tool} did not answer in {timeout_s:g} s") from error
@@ -363,6 +375,7 @@ class RolloutRunner:
                 generation_time=alone.generation_time if alone else began.elapsed_s(),
                 start_time=alone.start_time if alone else began.unix,
                 tool_time=ctx.tool_time.seconds,
+                effects=() if alone else ctx.tool_time.effects,
             ),
             marker=request.marker,
             notes=trajectory.notes,

@@ -544,6 +544,13 @@ def test_rollouts_in_place_of_a_file(make_args: MakeArgs, tmp_path: Path) -> Non
     assert mistake == f"--rollouts_save_path {tmp_path}/file/x: {tmp_path}/file is a file. Give a directory."
 
 
+def test_traces_need_the_record_that_they_are_made_of(make_args: MakeArgs) -> None:
+    (mistake,) = collect_mistakes(make_args(save_traces=True, record=False))
+    assert mistake.startswith(
+        "--save_traces True --record False: it would have no effect. Set record too, or leave out save"
+    )
+
+
 def test_room_of_a_cluster_is_not_judged_here(make_args: MakeArgs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert collect_mistakes(make_args(vllm_num_engines=100)) == []

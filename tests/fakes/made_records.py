@@ -2,8 +2,8 @@
 
 `make_record(directory)` writes a run of 12 steps with two evaluation sets, whose first start was killed in step 8 after a
 checkpoint of step 6. Its groups hold everything that a record can: several versions in a response, groups that steps left out,
-a group that was too old and came again, cut responses, a tool's answer, thoughts, a conversation in two rows, a character of
-several tokens. Step 13 is open.
+a group that was too old and came again, one that was not scored and came again, a response that was not scored, cut responses,
+a tool's answer, thoughts, a conversation in two rows, a character of several tokens. Step 13 is open.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from open_instruct.record.samples import RecordedGroup
 from open_instruct.record.writer import RecordWriter
 from open_instruct.report.metrics_file import MetricsWriter
 from open_instruct.rollouts.training_samples import training_samples
-from open_instruct.scored_groups import FunctionRewards, Reading, ScoredGroup, ScorePart
+from open_instruct.scored_groups import UNSCORED, FunctionRewards, Reading, ScoredGroup, ScorePart
 
 TINY_MODEL = Path(__file__).parents[2] / "assets" / "tiny_model"
 BEGAN = 1_780_000_000.0
@@ -42,6 +42,13 @@ EVALUATED = {
 }
 """Kinds of the answers to each item of a set, by version."""
 KILLED_IN, CHECKPOINT = 8, 6
+EFFECTS = (
+    ("generate", "generate-0", 0.0, 0.75),
+    ("calculator", "calculator-0", 0.75, 0.5),
+    ("environment", "environment-0", 1.25, 0.25),
+    ("generate", "generate-1", 1.5, 0.5),
+)
+"""Of a group with a tool, whose generation takes 2 s."""
 STANDARD = ("right", "wrong", "right", "thought")
 
 
@@ -71,6 +78,7 @@ class Plan:
     set: str | None = None
     age: int = 0
     """Versions between the newest weights and the oldest that sampled a token."""
+    first_sample: int = 0
 
 
 @dataclass
@@ -121,7 +129,11 @@ def plans(step: int) -> list[Plan]:
     left_out = [others[step % 3]]
     if step == 3:
         left_out.append(Plan(5 * 3, step, outcome="too_old", age=2))
-    if step == 4:
+    if step == 5:
+        left_out.append(Plan(first + 1, step, ("unscored",), UNSCORED, first_sample=4))
+    if step == 9:
+        left_out.append(Plan(5 * 9, step, ("unscored", "right"), UNSCORED, age=1))
+    if step in (4, 10):
         taken[0] = replace(taken[0], attempt=1)
     return [*taken, *left_out]
 
@@ -208,6 +220,9 @@ class _Maker:
                 failure = {"engine": 1, "cause": "it took longer than 600 s", "is_tried_again": True}
                 self._writer.note({"kind": "given_up", **about, **failure})
                 self._writer.note({"kind": "lost", **about})
+            if entry.outcome == UNSCORED and not entry.first_sample:
+                failure = {"engine": 1, "cause": "not scored: timeout", "is_tried_again": True}
+                self._writer.note({"kind": "given_up", **about, "unix": about["unix"] + 3.0, **failure})
             self._writer.add(step, entry)
         consumed = [entry.group for entry in entries if entry.outcome == "consumed"]
         samples = training_samples(
@@ -228,7 +243,7 @@ class _Maker:
 
     def _tell(self, step: int, entries: Sequence[RecordedGroup], samples: Sequence[TrainingSample]) -> None:
         """Metrics, prompts and events of a trained step."""
-        groups = [entry for entry in entries if entry.outcome != "too_old"]
+        groups = [entry for entry in entries if entry.outcome not in ("too_old", UNSCORED)]
         rewards = [float(value) for entry in groups for value in _of_ends(entry)]
         self._num_tokens += sum(len(sample.response) for sample in samples)
         ended = _end_of(step)
@@ -259,7 +274,7 @@ class _Maker:
         self._journal.event("sync", began=ended - 1.0, seconds=1.0, version=step, unix=ended)
         self._journal.event("step", step=step, seconds=STEP_S, unix=ended, **parts)
         self._metrics.write(step, row)
-        fates = [entry for entry in entries if entry.outcome != "too_old"]
+        fates = groups
         rows = [
             {"prompt_id": e.group.result.prompt_id, "row": e.row, "index": e.group.result.index, "fate": e.outcome}
             for e in fates
@@ -309,13 +324,18 @@ def _not_too_old(sample: Sample, step: int) -> np.ndarray:
 
 def recorded(plan: Plan) -> RecordedGroup:
     """The group of a plan, with rewards that follow from its kinds."""
-    kinds = {"right": 1.0, "thought": 1.0, "tool": 1.0, "first": 1.0, "second": 1.0, "odd": 0.5}
+    kinds = {"unscored": np.nan, "right": 1.0, "thought": 1.0, "tool": 1.0, "first": 1.0, "second": 1.0, "odd": 0.5}
     scores = np.array([kinds.get(kind, 0.0) for kind in plan.kinds], dtype=np.float32)
     samples = [_sample(plan, position, kind) for position, kind in enumerate(plan.kinds)]
     marker = plan.set or "train"
     began = _end_of(plan.step) - (0.0 if plan.set else STEP_S) + 0.5 * (plan.number % 5) - 8.0 * plan.age
     statistics = TokenStatistics(
-        20, sum(len(s.response_ids) for s in samples), 2.0, began, tool_time=0.5 if "tool" in plan.kinds else 0.0
+        20,
+        sum(len(s.response_ids) for s in samples),
+        2.0,
+        began,
+        tool_time=0.5 if "tool" in plan.kinds else 0.0,
+        effects=EFFECTS if "tool" in plan.kinds else (),
     )
     row = f"{TEST} line {plan.number + 1}" if plan.set else f"{TRAIN} line {plan.number % NUM_ROWS + 1}"
     result = GenerationResult(
@@ -326,7 +346,14 @@ def recorded(plan: Plan) -> RecordedGroup:
         engine_id=plan.number % 2,
         token_statistics=statistics,
     )
-    readings = (tuple(Reading("7" if score == 1 else "8" if score else "") for score in scores),)
+    readings = (
+        tuple(
+            Reading(reasoning="not scored: timeout")
+            if np.isnan(score)
+            else Reading("7" if score == 1 else "8" if score else "")
+            for score in scores
+        ),
+    )
     group = ScoredGroup(result, "math", scores, score_s=0.25, readings=readings)
     if plan.number % 5 == 3:  # a second verifier and a reward function
         parts = (ScorePart("math", 1.0, scores), ScorePart("format", 0.5, np.ones(len(scores), dtype=np.float32)))
@@ -346,6 +373,7 @@ def recorded(plan: Plan) -> RecordedGroup:
         plan.step,
         began + 2.5,
         plan.set,
+        first_sample=plan.first_sample,
         masks_cut_off=True,
     )
 
@@ -359,6 +387,7 @@ def _sample(plan: Plan, position: int, kind: str) -> Sample:
     prompt = ids(f"<|user|>What is {number} + 4?<|end|><|assistant|>")
     texts = {
         "right": f"The answer is {number + 4}. <answer>{number + 4}</answer><|end|>",
+        "unscored": f"The answer is {number + 3} or more.<|end|>",
         "wrong": f"The answer is {number + 5 + position}. <answer>{number + 5 + position}</answer><|end|>",
         "thought": f"<think>{number} and 4 make {number + 4}</think><answer>{number + 4}</answer><|end|>",
         "cut": f"Let me check {number} + 4 = {position} and once more",

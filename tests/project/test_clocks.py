@@ -14,7 +14,7 @@ TELLS_THE_TIME_OF_DAY = {
     "parameter_synchronizer.py",
     "batch_producer.py",
     "run_summary.py",
-    "step_record.py",
+    "step_exports.py",
     "options_file.py",
     "journal.py",
     "rollout_record.py",

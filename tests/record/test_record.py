@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import ray
 from conftest import make_args
@@ -258,6 +259,27 @@ def test_a_disk_that_refuses_ends_the_record_and_not_the_run(
     assert [record.message for record in caplog.records] == [
         "the record ends here and the run goes on without it: No space left on device (steps/000001.parquet)"
     ]
+
+
+def test_exports_that_fail_end_and_the_record_goes_on(output: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class FullDisk:
+        num_calls = 0
+
+        def logged(self, training_step: int, table: pa.Table) -> None:
+            self.num_calls += 1
+            raise OSError(28, "No space left on device", "transcripts/step_000001.txt")
+
+        committed = logged
+
+    exports = FullDisk()
+    writer = RecordWriter(output / RECORD, 0, exports=exports)
+    for step in (1, 2):
+        writer.add(step, entry(make_group([1.0, 0.0]), step=step))
+        writer.commit(step)
+    writer.close(WRITTEN_S)
+    assert (exports.num_calls, writer.failure) == (1, "")
+    assert RunRecord(output).steps() == [1, 2]
+    assert caplog.text.count("nothing is exported from the record any more, and the run goes on: No space left") == 1
 
 
 def test_a_learner_that_cannot_be_asked_costs_only_its_values(

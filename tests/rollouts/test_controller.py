@@ -185,10 +185,12 @@ def test_partial_batch_that_the_message_queue_took_without_an_answer_comes_once(
 
 
 def test_what_a_step_trained_on_can_be_read_as_data_again(make_play: MakePlay, tmp_path: Path, tokenizer: Any) -> None:
-    play = make_play(save_traces=True, output_dir=str(tmp_path), response_length=64).start()
+    play = make_play(record=True, save_traces=True, output_dir=str(tmp_path), response_length=64).start()
     requests = play.receive(NUM_PROMPTS)
     play.deliver(*(play.answer(request) for request in requests))
     play.batch(1)
+    play.finish_step(1)
+    play.controller._record.flush()
     path = tmp_path / "samples" / "step_000001.jsonl"
     items = [DataProtoItem.from_json(line) for line in path.read_text().splitlines()]
     assert len(items) == 4 * NUM_PROMPTS

@@ -31,6 +31,8 @@ from controller_stage import (  # noqa: F401 - fixtures
     tokenizer,
 )
 
+from open_instruct.record import schema
+from open_instruct.record.reader import RunRecord
 from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts import result_scoring
 from open_instruct.rollouts.prompt_ledger import CONSUMED
@@ -272,6 +274,76 @@ def test_response_that_was_not_scored_is_left_out_of_baseline_and_loss(
     assert play.prompts_in(batch) == all_samples_of(*requests)[1:]
     assert batch.metrics["objective/not_scored"] == 1
     assert play.controller.get_statistics()["unscored_groups"] == 0
+
+
+def test_responses_that_were_not_scored_are_in_the_record_with_why(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the first group one response is left, so that its prompt is issued again; of the second three."""
+    play = make_play(record=True, output_dir=str(tmp_path), num_unique_prompts_rollout=2, total_episodes=16).start()
+    first, second = play.receive(2)
+    with monkeypatch.context() as patch:
+        say(play, patch, Scored(1.0), *[Scored(None, "timeout")] * 3)
+        play.deliver(play.answer(first))
+        [again] = play.receive(1)
+    with monkeypatch.context() as patch:
+        say(play, patch, Scored(None, "error: ValueError: no"), *[Scored(score) for score in (1.0, 0.0, 0.5)])
+        play.deliver(play.answer(second))
+        play.wait_for(lambda: play.controller._flow.ledger[second.prompt_id].arrived)
+    play.deliver(play.answer(again))
+    play.batch(1)
+    play.finish_step(1)
+    play.controller._record.flush()
+    rows = RunRecord(tmp_path).samples(1).to_pylist()
+    kept = [row for row in rows if row["outcome"] == "not_scored"]
+    places = [(row["prompt_id"], row["attempt"], row["sample"], row["score"], row["reward"] is None) for row in kept]
+    assert sorted(places) == [
+        (first.prompt_id, 0, 0, 1.0, False),
+        *((first.prompt_id, 0, number, None, True) for number in (1, 2, 3)),
+        (second.prompt_id, 0, 3, None, True),
+    ]
+    reasons = {(row["prompt_id"], verdict["reasoning"]) for row in kept for verdict in row["verdicts"]}
+    assert reasons == {
+        (first.prompt_id, None),
+        (first.prompt_id, "not scored: timeout"),
+        (second.prompt_id, "not scored: error: ValueError: no"),
+    }
+    assert {use for row in kept for use in row["use"]} == {schema.LEFT_OUT}
+    assert all(len(row["response_ids"]) == len(row["engine_logprobs"]) > 0 for row in kept)
+    scored = [(row["prompt_id"], row["attempt"], row["sample"]) for row in rows if row["outcome"] == CONSUMED]
+    taken = [
+        *((first.prompt_id, 1, number) for number in range(4)),
+        *((second.prompt_id, 0, number) for number in range(3)),
+    ]
+    assert sorted(scored) == taken
+
+
+def test_answers_of_an_evaluation_that_were_not_scored_are_in_the_record(
+    make_play: MakePlay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play = make_play(record=True, output_dir=str(tmp_path), num_samples_per_prompt_rollout=4)
+    play.controller.start_evaluation(0)
+    play.start()
+    [hanging, *others] = play.receive(3 + NUM_PROMPTS)[:3]
+    with monkeypatch.context() as patch:
+        say(play, patch, *[Scored(None, "timeout")] * hanging.generation_config.n)
+        play.deliver(play.answer(hanging))
+        evaluation = play.controller._evaluations.current
+        assert evaluation is not None
+        play.wait_for(lambda: evaluation.num_done == 1)
+    play.deliver(*(play.answer(request) for request in others))
+    play.controller.eval(0)
+    play.controller._record.flush()
+    record = RunRecord(tmp_path)
+    [file] = record.evaluations()
+    rows = record.evaluation(file.version, file.set).to_pylist()
+    assert {row["prompt_id"]: row["outcome"] for row in rows} == {
+        hanging.prompt_id: "not_scored",
+        **{request.prompt_id: "measured" for request in others},
+    }
+    assert {row["verdicts"][0]["reasoning"] for row in rows if row["outcome"] == "not_scored"} == {
+        "not scored: timeout"
+    }
 
 
 ERROR, TIMEOUT = Scored(None, "error: ValueError: no", cost=0.5), Scored(None, "timeout", cost=0.5)

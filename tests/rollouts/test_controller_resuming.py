@@ -165,7 +165,7 @@ def test_traces_from_before_a_resume_stay_though_their_tokens_are_forgotten(
     make_play: MakePlay, tmp_path: Path
 ) -> None:
     """Each prompt is there once, those too that were written after the checkpoint and come again."""
-    options = {"save_traces": True, "output_dir": str(tmp_path), "response_length": 64}
+    options = {"record": True, "save_traces": True, "output_dir": str(tmp_path), "response_length": 64}
     killed = make_play(**options).start()
     producer = killed.controller._producer
     for number in range(1, 5):
@@ -174,13 +174,15 @@ def test_traces_from_before_a_resume_stay_though_their_tokens_are_forgotten(
         if number == 3:
             killed.controller.save(0, str(tmp_path / "state.npz"))
     transcripts = tmp_path / "transcripts" / "step_000001.txt"
-    killed.wait_for(lambda: transcripts.read_text().count("────") == 16 * NUM_PROMPTS)
+    killed.wait_for(lambda: transcripts.exists() and transcripts.read_text().count("────") == 16 * NUM_PROMPTS)
     killed.controller.stop()
 
     resumed = make_play(**options)
     resumed.controller.load(0, str(tmp_path / "state.npz"))
     resumed.start()
     play_until_something_teaches(resumed, 1)
+    resumed.finish_step(1)
+    resumed.controller._record.flush()
     assert not any(
         "Two of them" in warning for warning in resumed.controller.news().warnings
     )  # their tokens are forgotten

@@ -113,7 +113,7 @@ def test_right_answers_that_teach_nothing_are_counted_as_such(make_play: MakePla
 def test_traces_of_groups_that_are_left_out_are_there_before_their_step_is_trained(
     make_play: MakePlay, tmp_path: Path
 ) -> None:
-    play = make_play(save_traces=True, output_dir=str(tmp_path), response_length=64)
+    play = make_play(record=True, save_traces=True, output_dir=str(tmp_path), response_length=64)
     left_behind = tmp_path / "transcripts" / "step_000001.txt"  # of a run that was killed
     left_behind.parent.mkdir()
     left_behind.write_text("old")
@@ -137,6 +137,8 @@ def test_traces_of_groups_that_are_left_out_are_there_before_their_step_is_train
     requests = play.receive(NUM_PROMPTS)
     play.deliver(*(play.answer(request) for request in requests))
     play.batch(1)
+    play.finish_step(1)
+    play.controller._record.flush()
     records = [json.loads(line) for line in rollouts.read_text().splitlines()]
     assert [record["sample_idx"] for record in records] == list(range(8 * NUM_PROMPTS))
     assert [record["prompt_idx"] for record in records] == [number // 4 for number in range(8 * NUM_PROMPTS)]

@@ -100,6 +100,10 @@ def test_one_step_in_the_right_order() -> None:
         "time/learners_onload",
     } <= metrics.keys()
     assert play.sharing.take_metrics() == {}
+    [(began, seconds)] = play.sharing.take_sleeps()  # once, until they have room for keys and values again
+    assert began > 1e9
+    assert 0 <= seconds < 60
+    assert play.sharing.take_sleeps() == []
 
 
 def test_for_a_replaced_engine_the_others_give_way_too() -> None:

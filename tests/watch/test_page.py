@@ -31,6 +31,8 @@ STATES = (
     *(
         "#/run/0/row/data%2Ftrain.jsonl%20line%204",
         "#/run/0/lanes?from=2&to=9",
+        "#/run/0/lanes/5",
+        "#/run/0/chat",
         "#/run/0/staleness/4",
         "#/run/0/health",
     ),
@@ -377,7 +379,7 @@ def test_the_exported_file_says_what_the_server_says(tab: Tab, folder: Path, tmp
             tab.open(address + state)
             text = tab.evaluate(READ)
             tab.open((tmp_path / "run.html").as_uri() + state)
-            assert tab.evaluate(READ).replace("Talk to the model", "") == text.replace("Talk to the model", ""), state
+            assert tab.evaluate(READ) == text.replace("Talk to the modelAsk it here, or:", ""), state
             assert len(text) > 100, state
 
 
@@ -392,3 +394,40 @@ def test_the_exported_file_tells_what_is_left_out(tab: Tab, folder: Path, tmp_pa
         "not in this file. To see it, open the run where its files are: python -m open_instruct.watch a."
         in tab.text("main")
     )
+
+
+ADDED = """
+JSON.stringify([...[...document.querySelectorAll('.curves')].find((part) => part.querySelector('h2').textContent === 'Added')
+  .querySelectorAll('figcaption')].map((caption) => caption.title))
+"""
+
+
+def test_metrics_that_are_added_by_hand_are_drawn_in_the_file_too(tab: Tab, folder: Path, tmp_path: Path) -> None:
+    export(Runs([folder / "a"]), tmp_path / "run.html")
+    file = (tmp_path / "run.html").as_uri()
+    for names, charts in (
+        ("busy", ["engines/busy_share"]),
+        ("engine_restarts,optim", ["engine_restarts", "optim/grad_norm"]),
+    ):
+        tab.open(f"{file}#/run/0/curves?names={names}")
+        assert json.loads(tab.evaluate(ADDED)) == charts
+    tab.open(f"{file}#/run/0/curves?names=nothing_like_it,busy")
+    assert "no metric is named nothing_like_it" in tab.text("main")
+    assert json.loads(tab.evaluate(ADDED)) == ["engines/busy_share"]
+
+
+def test_a_response_that_was_not_scored_says_why(tab: Tab, address: str) -> None:
+    tab.open(address + "#/run/0/step/5/train-21")
+    assert "not scored: timeout" in tab.text("main")
+    tab.open(address + "#/run/0/step/5?outcome=not_scored")
+    assert "not scored" in tab.text(".sample-item")
+
+
+def test_conversations_of_a_step_are_lanes_with_turns_and_tools(tab: Tab, address: str) -> None:
+    tab.open(address + "#/run/0/lanes/5")
+    legend = tab.text(".legend")
+    assert all(kind in legend for kind in ("queue", "turn", "tool", "environment", "verify", "wait"))
+    assert "calculator-0" in tab.evaluate("document.querySelector('svg.lanes').textContent")
+    assert tab.evaluate(
+        "[...document.querySelectorAll('.lane-names a')].map((one) => one.textContent).join(' ')"
+    ).split() == [f"train-{number}" for number in (22, 20, 21, 23, 24)]

@@ -48,6 +48,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "evaluation_sample": {"version": "5", "set": "plus", "prompt_id": "eval-5-0", "sample": "1"},
     "flips": {"set": "plus", "version": "0", "other": "5"},
     "lanes": {},
+    "conversations": {"step": "4"},
     "staleness": {"step": "4"},
     "cost": {},
     "health": {},

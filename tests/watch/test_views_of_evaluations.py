@@ -40,6 +40,8 @@ def test_table_of_evaluations_follows_from_the_items(runs: Runs) -> None:
         assert entry["pass_at_k"]["2"] == pytest.approx(
             np.mean([any(r["score"] == 1 for r in rows) for rows in own.values()])
         )
+        passed = [any(r["score"] == 1 for r in rows) for rows in own.values()]
+        assert entry["pass_at_k_standard_error"]["2"] == pytest.approx(np.std(passed, ddof=1) / math.sqrt(len(passed)))
         assert entry["num_items"] == len(own) == 4
         assert entry["num_responses"] == 8
         assert entry["reward"] == pytest.approx(np.mean([row["reward"] for rows in own.values() for row in rows]))
@@ -58,7 +60,8 @@ def test_share_is_the_one_of_the_runs_and_of_the_metrics(runs: Runs) -> None:
 def test_pass_at_k_is_that_of_the_metrics() -> None:
     rights = [[True, False, False, False, True], [False] * 5, [True, False]]
     metrics = pass_at_k_metrics([np.array(own) for own in rights])
-    assert pass_at_k(rights) == {str(k): pytest.approx(metrics[f"eval/pass_at_{k}_unbiased"]) for k in (1, 2, 4)}
+    means = {k: np.mean(own) for k, own in pass_at_k(rights).items()}
+    assert means == {str(k): pytest.approx(metrics[f"eval/pass_at_{k}_unbiased"]) for k in (1, 2, 4)}
     assert pass_at_k([]) == pass_at_k([[True]]) == {}
 
 

@@ -35,12 +35,27 @@ def test_prompt_that_is_trained_on_has_its_life_told(runs: Runs) -> None:
         f"train-21 is line 2 of {TRAIN}.",
         "It was issued at version 4 to engine 1, which began at 2026-05-28 20:29:00 UTC and needed 2.00 s, "
         "0.50 s of them waiting for tools.",
-        "4 responses: 12 to 46 tokens; sampled by version 4; 3 ended by themselves, 1 were cut off.",
-        "math gave 2 of 4 responses the score 1, 2 the score 0 in 0.25 s.",
+        "5 responses: 12 to 46 tokens; sampled by version 4; 4 ended by themselves, 1 were cut off.",
+        "math gave 2 of 5 responses the score 1, 2 the score 0, 1 no score in 0.25 s.",
         "Step 5 trained on it. Rewards: 0 to 10, 2 of 4 right.",
-        "52 of 86 tokens are trained on; 18 are written by a tool, an environment or the chat template; "
-        "16 are of a response that was cut off (--mask_truncated_completions).",
+        "52 of 101 tokens are trained on; 18 are written by a tool, an environment or the chat template; "
+        "16 are of a response that was cut off (--mask_truncated_completions); "
+        "15 are of a group or response that no step trains on; `outcome` says why.",
+        "1 response of it could not be used for lack of a score: math: not scored: timeout.",
     ]
+
+
+def test_prompt_whose_responses_were_not_scored_is_told_with_the_reason(runs: Runs) -> None:
+    view = answer(runs, "why", {"prompt_id": "train-45"})
+    assert [(a["attempt"], a["step"], a["outcome"], a["rewards"]) for a in view["attempts"]][:1] == [
+        (0, 9, "not_scored", [None, 10.0])
+    ]
+    assert view["attempts"][1]["attempt"] == 1
+    assert view["sentences"][4:6] == [
+        "Step 9 could not use it, because too few of its responses were scored.",
+        "2 responses of it could not be used for lack of a score: math: not scored: timeout.",
+    ]
+    assert any("gave it up" in text and "It is tried again." in text for text in view["sentences"])
 
 
 @pytest.mark.parametrize(
@@ -98,14 +113,17 @@ def test_prompt_that_is_under_way_is_told(runs: Runs) -> None:
 
 
 def test_attempts_of_every_prompt_are_those_of_the_table(runs: Runs) -> None:
-    expected: dict[str, dict[tuple[int, int, str], list[float]]] = {}
+    expected: dict[str, dict[tuple[int, int, str], list[Any]]] = {}
     for row in raw():
-        group = row["attempt"], row["step"], row["outcome"]
-        expected.setdefault(row["prompt_id"], {}).setdefault(group, []).append(row["reward"])
+        outcome = "consumed" if row["outcome"] == "not_scored" and row["step"] == 5 else row["outcome"]
+        group = row["attempt"], row["step"], outcome
+        expected.setdefault(row["prompt_id"], {}).setdefault(group, []).append((row["sample"], row["reward"]))
     assert len(expected) == 60
     for prompt_id, groups in expected.items():
         attempts = answer(runs, "why", {"prompt_id": prompt_id})["attempts"]
-        assert {(a["attempt"], a["step"], a["outcome"]): a["rewards"] for a in attempts} == groups
+        assert {(a["attempt"], a["step"], a["outcome"]): a["rewards"] for a in attempts} == {
+            group: [reward for _, reward in sorted(rewards)] for group, rewards in groups.items()
+        }
 
 
 def test_reader_has_the_samples_of_all_attempts_of_a_prompt() -> None:
@@ -159,17 +177,19 @@ def test_row_over_time_is_every_group_of_the_row(runs: Runs, line: int) -> None:
     view = answer(runs, "row", {"row": place})
     expected: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in raw():
-        if row["row"] == place and not row["goes_on"]:
+        if row["row"] == place and not row["goes_on"] and not (row["step"] == 5 and row["outcome"] == "not_scored"):
             expected.setdefault((row["step"], row["prompt_id"]), []).append(row)
     trained = [group for group in view["groups"] if group["step"] <= 12]
     assert [(group["step"], group["prompt_id"]) for group in trained] == sorted(expected)
     for group in trained:
         rows = expected[group["step"], group["prompt_id"]]
         assert group["rewards"] == [row["reward"] for row in rows]
-        assert group["share"] == pytest.approx(sum(row["score"] == 1 for row in rows) / len(rows))
+        right = sum(row["score"] == 1 for row in rows)
+        assert group["share"] == (None if group["outcome"] == "not_scored" else pytest.approx(right / len(rows)))
         assert group["texts"] == [tokenizer().decode(row["response_ids"], skip_special_tokens=False) for row in rows]
         assert {json.loads(row["ground_truth"]) for row in rows} == {view["ground_truth"]}
-    assert view["verdict"] == verdict([group["share"] for group in view["groups"]])
+    scored = [group for group in view["groups"] if group["outcome"] != "not_scored"]
+    assert view["verdict"] == verdict([group["share"] for group in scored])
 
 
 def test_row_of_an_evaluation_shows_its_answers_by_version(runs: Runs) -> None:

@@ -54,7 +54,7 @@ def test_step_counts_and_lists_what_its_table_holds(runs: Runs, step: int) -> No
     assert view["step"] == step
     assert view["is_open"] == (step == 13)
     assert view["num_samples"] == view["num_matching"] == len(rows) > 0
-    outcomes = {(row["prompt_id"], row["attempt"]): row["outcome"] for row in rows}
+    outcomes = {(row["prompt_id"], row["attempt"]): row["outcome"] for row in sorted(rows, key=key, reverse=True)}
     assert view["counts"] == Counter(outcomes.values())
     assert view["choices"] == {
         "verifier": sorted({verdict["name"] for row in rows for verdict in row["verdicts"]}),
@@ -69,7 +69,7 @@ def test_step_counts_and_lists_what_its_table_holds(runs: Runs, step: int) -> No
         assert sample["num_tokens"] == len(row["response_ids"])
         assert sample["age"] == age_of(row)
         assert sample["text"] == text_of(row)[:300]
-        assert sample["is_right"] == (row["score"] == 1)
+        assert sample["is_right"] == (None if row["score"] is None else row["score"] == 1)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -81,13 +81,15 @@ def test_groups_and_summary_of_a_step_follow_from_its_table(runs: Runs, step: in
     for row in raw(step):
         group = row["prompt_id"], row["attempt"]
         old |= {group} if row["outcome"] == "too_old" else set()
-        if not row["goes_on"]:
+        if not row["goes_on"] and row["outcome"] != "not_scored":
             rewards.setdefault(group, []).append(row["reward"])
             scores.setdefault(group, []).append(row["score"])
-    assert {(group["prompt_id"], group["attempt"]): group["reward"] for group in view["groups"]} == pytest.approx(
+    shown = [group for group in view["groups"] if group["outcome"] != "not_scored"]
+    assert len(view["groups"]) - len(shown) == (step == 9)
+    assert {(group["prompt_id"], group["attempt"]): group["reward"] for group in shown} == pytest.approx(
         {group: sum(values) / len(values) for group, values in rewards.items()}
     )
-    assert {(g["prompt_id"], g["attempt"]): g["num_right"] for g in view["groups"]} == {
+    assert {(g["prompt_id"], g["attempt"]): g["num_right"] for g in shown} == {
         group: values.count(1.0) for group, values in scores.items()
     }
     counted = [group for group in rewards if group not in old]
@@ -147,8 +149,9 @@ FILTERS = [
     ({"outcome": "zero_std"}, lambda row: row["outcome"] == "zero_std"),
     ({"source": "train", "finish_reason": "length"}, lambda row: row["finish_reason"] == "length"),
     ({"verifier": "brevity"}, lambda row: any(verdict["name"] == "brevity" for verdict in row["verdicts"])),
-    ({"min_reward": "5", "max_reward": "9.9"}, lambda row: 5 <= row["reward"] <= 9.9),
-    ({"max_reward": "0"}, lambda row: row["reward"] <= 0),
+    ({"min_reward": "5", "max_reward": "9.9"}, lambda row: 5 <= (row["reward"] or 0) <= 9.9),
+    ({"max_reward": "0"}, lambda row: row["reward"] is not None and row["reward"] <= 0),
+    ({"outcome": "not_scored"}, lambda row: row["outcome"] == "not_scored"),
     ({"min_age": "1"}, lambda row: age_of(row) >= 1),
     ({"min_length": "12", "max_length": "14"}, lambda row: 12 <= len(row["response_ids"]) <= 14),
     ({"text": "ANSWER IS 7"}, lambda row: "answer is 7" in text_of(row).lower()),
@@ -175,10 +178,11 @@ def test_filters_keep_the_samples_that_they_name(runs: Runs, filters: dict[str, 
 def test_bars_of_a_step_are_filters(runs: Runs, step: int) -> None:
     view = answer(runs, "step", {"step": str(step), "min_reward": "9"})
     edges, counts = view["histogram"]["edges"], view["histogram"]["counts"]
-    assert sum(counts) == len(raw(step)), "the histogram is over all rewards"
+    rewards = [row["reward"] for row in raw(step) if row["reward"] is not None]
+    assert sum(counts) == len(rewards), "the histogram is over all rewards"
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
         bar = answer(runs, "step", {"step": str(step), "min_reward": repr(low), "max_reward": repr(high)})
-        assert bar["num_matching"] == count == sum(low <= row["reward"] <= high for row in raw(step))
+        assert bar["num_matching"] == count == sum(low <= reward <= high for reward in rewards)
 
 
 def test_histogram_has_the_extremes_in_the_middle_of_its_first_and_last_bar() -> None:
@@ -193,8 +197,8 @@ def test_histogram_has_the_extremes_in_the_middle_of_its_first_and_last_bar() ->
 def test_samples_come_in_the_order_that_is_asked_for(runs: Runs) -> None:
     rows = raw(5)
     for sort, value, is_reversed in (
-        ("best", lambda row: row["reward"], True),
-        ("worst", lambda row: row["reward"], False),
+        ("best", lambda row: -math.inf if row["reward"] is None else row["reward"], True),
+        ("worst", lambda row: math.inf if row["reward"] is None else row["reward"], False),
         ("longest", lambda row: len(row["response_ids"]), True),
         ("shortest", lambda row: len(row["response_ids"]), False),
     ):

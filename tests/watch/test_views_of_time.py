@@ -137,13 +137,17 @@ def test_cost_adds_up_token_by_token(runs: Runs) -> None:
     record = shared_record().directory / "record" / "evaluations"
     files = [pq.read_table(record / f"{version:06d}_{name}.parquet") for version in (0, 5) for name in SETS]
     assert view["tokens"]["evaluations"] == sum(len(ids) for file in files for ids in file["response_ids"].to_pylist())
+    groups = {name: sorted(rows, key=lambda row: row["sample"]) for name, rows in groups.items()}
     outcomes = Counter("open" if rows[0]["step"] == 13 else rows[0]["outcome"] for rows in groups.values())
     assert view["groups"] == outcomes
     zero = [{row["score"] for row in rows} for rows in groups.values() if rows[0]["outcome"] == "zero_std"]
     assert view["left_out_groups"]["zero_std"] == {"all right": zero.count({1.0}), "all wrong": zero.count({0.0})}
     assert sum(view["left_out_groups"]["zero_std"].values()) == outcomes["zero_std"]
+    assert view["left_out_groups"]["not_scored"] == {"not scored": 1}
     right_groups = [
-        rows for rows in groups.values() if rows[0]["outcome"] != "too_old" and any(r["score"] == 1 for r in rows)
+        rows
+        for rows in groups.values()
+        if rows[0]["outcome"] not in ("too_old", "not_scored") and any(r["score"] == 1 for r in rows)
     ]
     assert view["groups_with_a_right_response"] == len(right_groups)
     seconds = view["seconds"]

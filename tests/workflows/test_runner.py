@@ -21,7 +21,7 @@ def test_the_time_of_tools_is_that_in_which_nothing_is_generated(monkeypatch: py
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
     asked: Future[Answer] = Future()
 
-    async def play() -> float:
+    async def play() -> tuple[float, list[Any]]:
         may_answer = asyncio.Event()
 
         async def program(_: Any) -> None:
@@ -42,9 +42,11 @@ def test_the_time_of_tools_is_that_in_which_nothing_is_generated(monkeypatch: py
         may_answer.set()
         await calling
         clock.seconds = 100.0
-        return ctx.tool_time.seconds
+        return ctx.tool_time.seconds, ctx.tool_time.effects
 
-    assert asyncio.run(play()) == (1 - 0) + (7 - 5)
+    seconds, effects = asyncio.run(play())
+    assert seconds == (1 - 0) + (7 - 5)
+    assert effects == [("generate", "generate-0", 1.0, 4.0), ("program", "program-0", 0.0, 7.0)]
 
 
 async def until(happened: Any) -> None:

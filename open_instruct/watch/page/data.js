@@ -16,6 +16,15 @@ export async function ask(view, query = {}) {
   return JSON.parse(answer);
 }
 
+// A question to the model of a run.
+export async function askModel(run, message) {
+  const response = await fetch("chat", { method: "POST", credentials: "same-origin", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ run, message }) }).catch(() => null);
+  if (response === null) throw new Problem("The server of this page does not answer. Start it again: python -m open_instruct.watch DIR");
+  const text = await response.text();
+  if (response.ok) return JSON.parse(text);
+  throw new Problem(text.startsWith("{") ? JSON.parse(text).problem : text);
+}
+
 // The runs, with names that tell them apart.
 export async function askRuns() {
   const runs = await ask("runs");

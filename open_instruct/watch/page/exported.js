@@ -28,9 +28,8 @@ export class ExportedRun {
   }
 
   async answer(view, query) {
-    const made = { step: "step", search: "search", export_rows: "exportRows", group: "group", sample: "sample", why: "why", row: "row", tokens: "largest", staleness: "staleness", lanes: "lanes", evaluation: "evaluation", evaluation_sample: "evaluationSample", flips: "flips" }[view];
+    const made = { curves: "curves", step: "step", search: "search", export_rows: "exportRows", group: "group", sample: "sample", why: "why", row: "row", tokens: "largest", staleness: "staleness", lanes: "lanes", conversations: "conversations", evaluation: "evaluation", evaluation_sample: "evaluationSample", flips: "flips" }[view];
     if (made) return this[made](query);
-    // There are no metrics beside those of the curves.
     return this.stored(view, query.run === undefined ? {} : { run: query.run });
   }
 
@@ -45,9 +44,27 @@ export class ExportedRun {
     return new Problem(`${what}: not in this file. To see it, open the run where its files are: python -m open_instruct.watch ${about.directory}. ${this.about.left_out.join(" ")}`);
   }
 
+  // `names` as in the view: metrics, labels, or parts of either.
+  async curves(query) {
+    const whole = this.stored("curves", { run: query.run });
+    if (!query.names) return whole;
+    const entries = Object.values(whole.groups).flat();
+    const others = document.getElementById("metrics") === null ? {} : await this.block("metrics");
+    const values = {};
+    for (const text of query.names.split(",")) {
+      const has = (name) => name.toLowerCase().includes(text.toLowerCase());
+      const all = [...entries.map((entry) => entry.name), ...Object.keys(others)];
+      const candidates = [all.filter((name) => name === text), entries.filter((entry) => entry.label === text).map((entry) => entry.name), entries.filter((entry) => has(`${entry.label} ${entry.name}`)).map((entry) => entry.name), all.filter(has)];
+      const names = candidates.find((own) => own.length);
+      if (!names) throw whole.others.some(has) ? this.missing(`the metric ${text}`) : new Problem(`no metric is named ${text}.`);
+      for (const name of names) values[name] = whole.values[name] ?? others[name];
+    }
+    return { ...whole, values };
+  }
+
   // A block is unpacked when it is first looked at.
   block(kind, step) {
-    const id = `${kind}-${Number(step)}`;
+    const id = step === undefined ? kind : `${kind}-${Number(step)}`;
     if (document.getElementById(id) === null) throw this.missing(kind === "step" ? `step ${step}` : `the tokens of step ${step}`);
     if (!this.blocks.has(id)) this.blocks.set(id, packed(id));
     return this.blocks.get(id);
@@ -67,7 +84,7 @@ export class ExportedRun {
     const matching = passing.filter((sample) => hasReward(sample, query));
     const offset = Number(query.offset || 0);
     const samples = inOrder(matching, query.sort, Number(query.seed || 0)).slice(offset, offset + Number(query.limit || 50));
-    return { ...block.about, histogram: histogramOf(passing.map((sample) => sample.reward)), num_matching: matching.length, samples };
+    return { ...block.about, histogram: histogramOf(passing.map((sample) => sample.reward).filter((reward) => reward !== null)), num_matching: matching.length, samples };
   }
 
   async search(query) {
@@ -84,7 +101,7 @@ export class ExportedRun {
   async exportRows(query) {
     const block = await this.block("step", query.step);
     const groups = new Map(block.groups.map((group) => [`${group.prompt_id} ${group.attempt}`, group]));
-    return (await this.listed(query.step)).filter((sample) => matches(sample, query) && hasReward(sample, query)).map((sample) => {
+    return (await this.listed(query.step)).filter((sample) => sample.reward !== null && matches(sample, query) && hasReward(sample, query)).map((sample) => {
       const group = groups.get(`${sample.prompt_id} ${sample.attempt}`);
       return { prompt: group.prompt_text, response: sample.text, reward: sample.reward, ground_truth: group.ground_truth, row: sample.row, source: sample.source, prompt_id: sample.prompt_id, sample: sample.sample };
     });
@@ -139,7 +156,7 @@ export class ExportedRun {
     }
     const [first] = [...groups, ...evaluations];
     if (!first) throw this.missing(query.row);
-    return { row: query.row, source: first.source, ground_truth: first.ground_truth, groups, evaluations, verdict: verdictOf((groups.length ? groups : evaluations).map((group) => group.share)) };
+    return { row: query.row, source: first.source, ground_truth: first.ground_truth, groups, evaluations, verdict: verdictOf((groups.length ? groups : evaluations).filter((group) => group.outcome !== "not_scored").map((group) => group.share)) };
   }
 
   async largest(query) {
@@ -149,6 +166,14 @@ export class ExportedRun {
   async staleness(query) {
     const whole = this.stored("staleness", { run: query.run });
     return query.step === undefined ? whole : { ...whole, ...(await this.block("step", query.step)).staleness };
+  }
+
+  async conversations(query) {
+    const whole = (await this.block("step", query.step)).conversations;
+    const offset = Number(query.offset || 0);
+    const lanes = whole.lanes.slice(offset, offset + Number(query.limit || 100));
+    const spans = lanes.flatMap((lane) => lane.spans);
+    return { ...whole, lanes, began: Math.min(...spans.map((span) => span.began)), ended: Math.max(...spans.map((span) => span.ended)) };
   }
 
   // Pictures of the lanes are of fixed steps, because their idle time is a number of the record.
@@ -188,7 +213,8 @@ export class ExportedRun {
 }
 
 function answersOf(group) {
-  const ends = group.samples.filter((sample) => !sample.goes_on);
+  const scored = group.samples.filter((sample) => !sample.goes_on && sample.outcome !== "not_scored");
+  const ends = scored.length ? scored : group.samples.filter((sample) => !sample.goes_on);
   const isKnown = ends.length > 0 && ends.every((sample) => sample.is_right !== null);
   const { step, prompt_id, attempt, source, ground_truth, outcome } = group;
   return { step, prompt_id, attempt, source, ground_truth, outcome, version: ends[0]?.oldest_version ?? null, rewards: ends.map((sample) => sample.reward), share: isKnown ? ends.filter((sample) => sample.is_right).length / ends.length : null, texts: ends.map((sample) => sample.text) };
@@ -196,7 +222,7 @@ function answersOf(group) {
 
 // As `verdict` of the views: a group is mostly right if at least half of its responses are.
 function verdictOf(shares) {
-  if (shares.some((share) => share === null)) return "not known";
+  if (!shares.length || shares.some((share) => share === null)) return "not known";
   if (shares.length === 1) return "once";
   if (!shares.some((share) => share > 0)) return "never right";
   if (shares.at(-1) >= 0.5) return "mostly right";
@@ -211,7 +237,7 @@ function matches(sample, query) {
   return !query.text || sample.text.toLowerCase().includes(query.text.toLowerCase());
 }
 
-const hasReward = (sample, query) => (query.min_reward === undefined || sample.reward >= Number(query.min_reward)) && (query.max_reward === undefined || sample.reward <= Number(query.max_reward));
+const hasReward = (sample, query) => sample.reward === null ? query.min_reward === undefined && query.max_reward === undefined : (query.min_reward === undefined || sample.reward >= Number(query.min_reward)) && (query.max_reward === undefined || sample.reward <= Number(query.max_reward));
 
 // As `histogram` of the views.
 const NUM_BARS = 20;
@@ -228,7 +254,8 @@ function histogramOf(values) {
 }
 
 function inOrder(samples, order, seed) {
-  const keys = { best: (sample) => -sample.reward, worst: (sample) => sample.reward, longest: (sample) => -sample.num_tokens, shortest: (sample) => sample.num_tokens };
+  const reward = (sample, sign) => (sample.reward === null ? Number.MAX_VALUE : sign * sample.reward);
+  const keys = { best: (sample) => reward(sample, -1), worst: (sample) => reward(sample, 1), longest: (sample) => -sample.num_tokens, shortest: (sample) => sample.num_tokens };
   if (keys[order]) return [...samples].sort((left, right) => keys[order](left) - keys[order](right));
   if (order !== "random") return samples;
   // Any order that follows from the seed.

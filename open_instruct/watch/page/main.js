@@ -7,7 +7,7 @@ import { empty, h, shown, visible } from "./dom.js";
 import { Problem } from "./exported.js";
 import { comparePage, curvesPage, optionsPage, runsPage } from "./runs.js";
 import { evaluationPage, groupPage, rowPage, samplePage, searchPage, stepPage, tokensPage, whyPage } from "./samples.js";
-import { costPage, evaluationsPage, healthPage, lanesPage, stalenessPage } from "./system.js";
+import { chatPage, costPage, evaluationsPage, healthPage, lanesPage, stalenessPage } from "./system.js";
 
 const stepPages = (run, parts, query) => [stepPage, stepPage, groupPage, samplePage][Math.min(parts.length, 3)](run, parts, query);
 
@@ -22,6 +22,7 @@ const PAGES = {
   cost: ["Cost", costPage],
   options: ["Options", optionsPage],
   search: ["Search", searchPage],
+  chat: ["Chat", chatPage],
   tokens: [null, tokensPage],
   why: [null, whyPage],
   row: [null, rowPage],
@@ -119,8 +120,11 @@ function storedTheme() {
   }
 }
 
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
+  document.documentElement.toggleAttribute("data-dark", theme === "dark" || (theme === "system" && systemIsDark.matches));
   try {
     localStorage.setItem("theme", theme);
   } catch {
@@ -212,7 +216,10 @@ async function start() {
   addEventListener("hashchange", () => draw());
   addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => !document.hidden && draw(true));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+  systemIsDark.addEventListener("change", () => {
+    setTheme(document.documentElement.dataset.theme);
+    draw();
+  });
   subscribe(onChange, onLive);
   if (isExported()) await tellWhatIsMissing();
   await draw();

@@ -82,7 +82,9 @@ async function firstAlarm(run) {
 export async function curvesPage(run, _, query) {
   const added = query.names ? query.names.split(",") : [];
   const [runs, curves] = [await askRuns(), await ask("curves", { run })];
-  const more = query.names ? await ask("curves", { run, names: query.names }) : { values: {} };
+  const answers = await Promise.all(added.map((names) => ask("curves", { run, names }).catch((problem) => ({ values: {}, problem: problem.message }))));
+  const more = { values: Object.assign({}, ...answers.map((answer) => answer.values)) };
+  const problems = answers.map((answer) => answer.problem).filter(Boolean);
   const about = runs.find((row) => row.run === run) || runs[0] || {};
   const title = h("div", { class: "title-row" }, h("h1", {}, "Curves"), stateChip(about.state));
   const summary = facts([
@@ -111,6 +113,7 @@ export async function curvesPage(run, _, query) {
     !isTrained && noStep(run),
     h("p", { class: "lead" }, "Drag over a curve to zoom, double-click to see all, click to open the step."),
     viewOptions(query, [markChips(marks, hidden), addMetric(query, added, curves.others)]),
+    problems.map((problem) => h("p", { class: "notice" }, problem)),
     extra.length > 0 && section("Added", extra),
     sections.map(([name, charts]) => section(name, charts)),
     markList(run, marks, hidden),

@@ -14,6 +14,7 @@ const OUTCOMES = {
   zero_std: ["all scored alike", "warn"],
   masked: ["all were cut off", "warn"],
   too_old: ["too old", "warn"],
+  not_scored: ["not scored", "bad"],
   measured: ["measured", "plain"],
 };
 
@@ -23,6 +24,7 @@ const REASONS = {
   zero_std: "of a group whose responses all scored alike, so that every advantage is 0",
   masked: "of a group whose responses were all cut off",
   too_old: "of a group that was older than the bound; its prompt was issued again",
+  not_scored: "of a response that could not be used, because it, or all that it is compared with, was not scored",
 };
 const explained = (sample) => ({ ...sample, tokens: (sample.tokens || []).map((token) => (token.use === LEFT_OUT && REASONS[sample.outcome] ? { ...token, use_text: REASONS[sample.outcome] } : token)) });
 
@@ -194,7 +196,7 @@ async function neighbours(run, step, promptId) {
   return [groups[at - 1], groups[at + 1]].map((sample) => (sample ? groupAddress(run, step, sample) : null));
 }
 
-const crumbs = (...parts) => h("nav", { class: "crumbs", "aria-label": "place" }, parts.flatMap((part, at) => (at ? [h("span", {}, "/"), part] : [part])));
+export const crumbs = (...parts) => h("nav", { class: "crumbs", "aria-label": "place" }, parts.flatMap((part, at) => (at ? [h("span", {}, "/"), part] : [part])));
 
 export async function groupPage(run, parts, query) {
   const [step, promptId] = [Number(parts[0]), parts[1]];
@@ -236,7 +238,7 @@ function parted(text, partsAt) {
 }
 
 function verdictList(verdicts, environmentReward) {
-  const rows = (verdicts || []).map((verdict) => h("div", { class: "verdict" }, h("span", {}, shown(verdict.name), isKnown(verdict.weight) && verdict.weight !== 1 && h("span", { class: "hint" }, ` × ${number(verdict.weight, 2)}`)), h("span", { class: "meter" }, meter(verdict.score)), h("b", {}, isKnown(verdict.score) ? number(verdict.score, 2) : "not scored")));
+  const rows = (verdicts || []).map((verdict) => h("div", { class: "verdict" }, h("span", {}, shown(verdict.name), isKnown(verdict.weight) && verdict.weight !== 1 && h("span", { class: "hint" }, ` × ${number(verdict.weight, 2)}`)), h("span", { class: "meter" }, meter(verdict.score)), h("b", {}, isKnown(verdict.score) ? number(verdict.score, 2) : "not scored"), !isKnown(verdict.score) && isKnown(verdict.reasoning) && h("span", { class: "hint why-not" }, shown(verdict.reasoning))));
   if (isKnown(environmentReward)) rows.push(h("div", { class: "verdict" }, h("span", {}, "environment"), h("span", {}), h("b", {}, number(environmentReward, 2))));
   return rows.length > 0 && h("footer", {}, rows);
 }

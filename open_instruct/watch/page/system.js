@@ -2,18 +2,20 @@
 
 import { change, ofRun } from "./address.js";
 import { COLOURS, chart, svg } from "./charts.js";
-import { ask, askRuns, isExported } from "./data.js";
+import { ask, askModel, askRuns, isExported } from "./data.js";
 import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, middle, number, segments, select, share, shown, table, tornNotes } from "./dom.js";
+import { crumbs } from "./samples.js";
 
 // --- lanes ------------------------------------------------------------------------------------------------------------
 
-const SPAN_COLOURS = { generate: "--blue", wait: "--line-strong", verify: "--sky", train: "--orange", sync: "--purple", sleep: "--yellow", checkpoint: "--green" };
+const SPAN_COLOURS = { queue: "--grey", turn: "--blue", tool: "--green", environment: "--yellow", generate: "--blue", wait: "--line-strong", verify: "--sky", train: "--orange", sync: "--purple", sleep: "--yellow", checkpoint: "--green" };
 const spanColour = (kind) => SPAN_COLOURS[kind] || "--grey";
 const WINDOW = 20;
 const LANE_HEIGHT = 30;
 const MOST_SPANS = 4000;
 
-export async function lanesPage(run, _, query) {
+export async function lanesPage(run, parts, query) {
+  if (parts[0] !== undefined) return conversationsPage(run, parts[0], query);
   const curves = await ask("curves", { run });
   const steps = curves.step.filter((step) => step > 0);
   const last = steps.at(-1) || 0;
@@ -41,8 +43,42 @@ export async function lanesPage(run, _, query) {
     h("p", { class: "lead" }, "What engines, learners and driver did over time. Move the slider to see one moment."),
     tornNotes(answer),
     stepWindow(answer.from_step ?? from, answer.to_step ?? to, steps[0] || 0, last),
+    h("p", { class: "hint" }, link(ofRun(run, ["lanes", answer.to_step ?? to]), `Conversations of step ${answer.to_step ?? to}`), ": queue, turns, tools and environment of each prompt."),
     h("section", { class: "card" }, legend, h("div", { class: "lane-box" }, picture.element), h("div", { class: "lane-slider" }, slider), moment),
     card("Idle", table([{ title: "lane", class: "nowrap", cell: (lane) => shown(lane.name) }, { title: "idle", number: true, cell: (lane) => share(lane.idle_share) }, { title: "", class: "wide", cell: (lane) => shareBar(lane.idle_share) }], answer.lanes, { label: "idle time" })),
+  ];
+}
+
+const PAGE_OF_LANES = 40;
+
+async function conversationsPage(run, step, query) {
+  const offset = Number(query.offset || 0);
+  const answer = await ask("conversations", { run, step, limit: PAGE_OF_LANES, offset: offset || null });
+  const lanes = answer.lanes.map((lane) => ({ ...lane, name: `${lane.prompt_id}${lane.attempt ? ` (attempt ${lane.attempt})` : ""}` }));
+  const whole = { ...answer, lanes };
+  const kinds = Object.keys(answer.mean_seconds);
+  const moment = h("div", { class: "moment" });
+  const picture = lanePicture(whole, (unix) => show(unix), (lane) => ofRun(run, ["why", lane.prompt_id]));
+  const slider = h("input", { type: "range", min: "0", max: "1000", value: 500, "aria-label": "time", oninput: (event) => show(answer.began + (event.target.value / 1000) * (answer.ended - answer.began)) });
+  function show(unix) {
+    picture.setAt(unix);
+    slider.value = Math.round((1000 * (unix - answer.began)) / (answer.ended - answer.began || 1));
+    moment.replaceChildren(h("p", {}, h("b", {}, clock(unix, true))), momentTable(whole, unix));
+  }
+  show((answer.began + answer.ended) / 2);
+  const columns = [
+    { title: "prompt", class: "nowrap", cell: (lane) => link(ofRun(run, ["why", lane.prompt_id]), shown(lane.name)) },
+    ...kinds.map((kind) => ({ title: kind, number: true, cell: (lane) => (lane.seconds[kind] ? duration(lane.seconds[kind]) : "–") })),
+    { title: "became", cell: (lane) => shown(lane.outcome) },
+  ];
+  const more = (by) => change({ offset: Math.max(0, offset + by) || null });
+  return [
+    crumbs(link(ofRun(run, ["lanes"]), "lanes"), `conversations of step ${answer.step}`),
+    h("h1", {}, `Conversations of step ${answer.step}`),
+    h("p", { class: "lead" }, "A lane for each prompt: from its issue until its step took it. All its responses are in one lane."),
+    answer.num_groups > PAGE_OF_LANES && h("div", { class: "toolbar" }, h("button", { type: "button", disabled: offset === 0, onclick: () => more(-PAGE_OF_LANES) }, "earlier"), h("span", { class: "hint" }, `${offset + 1} to ${offset + lanes.length} of ${answer.num_groups}`), h("button", { type: "button", disabled: offset + lanes.length >= answer.num_groups, onclick: () => more(PAGE_OF_LANES) }, "later")),
+    h("section", { class: "card" }, h("div", { class: "legend" }, kinds.map((kind) => h("span", { class: "entry" }, h("i", { class: "swatch", style: { background: `var(${spanColour(kind)})` } }), `${kind}: mean ${duration(answer.mean_seconds[kind])}`))), h("div", { class: "lane-box" }, picture.element), h("div", { class: "lane-slider" }, slider), moment),
+    card("Seconds", table(columns, lanes, { label: "seconds of each prompt" })),
   ];
 }
 
@@ -59,7 +95,7 @@ function shareBar(value) {
   return h("span", { class: "meter long" }, fill);
 }
 
-function lanePicture(answer, onPick) {
+function lanePicture(answer, onPick, addressOf = null) {
   const [width, began, ended] = [1000, answer.began, answer.ended];
   const place = (unix) => (width * Math.max(0, Math.min(1, (unix - began) / (ended - began || 1))));
   const height = LANE_HEIGHT * answer.lanes.length;
@@ -82,7 +118,7 @@ function lanePicture(answer, onPick) {
     const box = picture.getBoundingClientRect();
     onPick(began + ((event.clientX - box.left) / box.width) * (ended - began));
   });
-  const names = h("div", { class: "lane-names" }, answer.lanes.map((lane) => h("div", { style: { height: `${LANE_HEIGHT}px` } }, shown(lane.name))));
+  const names = h("div", { class: "lane-names" }, answer.lanes.map((lane) => h("div", { style: { height: `${LANE_HEIGHT}px` } }, addressOf ? link(addressOf(lane), shown(lane.name)) : shown(lane.name))));
   const times = h("div", { class: "lane-times" }, h("span", {}, clock(began)), h("span", {}, clock((began + ended) / 2)), h("span", {}, clock(ended)));
   const setAt = (unix) => ["x1", "x2"].forEach((name) => line.setAttribute(name, place(unix)));
   return { element: [names, h("div", {}, picture, times)], setAt };
@@ -175,7 +211,7 @@ export async function evaluationsPage(run, _, query) {
     { title: "version", number: true, cell: (row) => link(ofRun(run, ["evaluation", row.set, row.version]), number(row.version)) },
     { title: "pass@1", number: true, cell: (row) => h("b", {}, share(row.pass_at_1 ?? row.share)) },
     { title: "± standard error", number: true, cell: (row) => (isKnown(row.standard_error) ? `± ${(100 * row.standard_error).toFixed(1)} %` : "–") },
-    ...passAtK.map((k) => ({ title: `pass@${k}`, number: true, cell: (row) => share((row.pass_at_k || {})[k]) })),
+    ...passAtK.map((k) => ({ title: `pass@${k}`, number: true, cell: (row) => { const error = (row.pass_at_k_standard_error || {})[k]; return [share((row.pass_at_k || {})[k]), isKnown(error) && h("span", { class: "hint" }, ` ± ${(100 * error).toFixed(1)} %`)]; } })),
     { title: "items", number: true, cell: (row) => number(row.num_items) },
   ];
   const sets = [...new Set(rows.map((row) => row.set))];
@@ -216,7 +252,7 @@ async function flips(run, rows, query) {
 
 // --- cost ---------------------------------------------------------------------------------------------------------------
 
-const REASONS = { zero_std: "group scored alike", masked: "group cut off", too_old: "group too old" };
+const REASONS = { zero_std: "group scored alike", masked: "group cut off", too_old: "group too old", not_scored: "not scored" };
 const SECONDS = [["steps", "of all steps"], ["learners", "learners"], ["waiting", "waiting for data"], ["sync", "sending weights"], ["engines", "engines generating"], ["per_group_with_a_right_response", "for a group with a right response"]];
 
 export async function costPage(run) {
@@ -232,8 +268,46 @@ export async function costPage(run) {
     h("div", { class: "figures" }, figure(large(tokens.sampled), "tokens sampled"), figure(share(tokens.sampled ? tokens.trained / tokens.sampled : null, 0), "of them trained on"), figure(duration(seconds.per_group_with_a_right_response), "for a group with a right response"), figure(share(seconds.waiting_share, 0), "of the time learners wait"), figure(share(seconds.engines_busy_share, 0), "of the time engines generate"), isKnown(answer.dollars) && figure(`$${answer.dollars.toFixed(2)}`, "for judges")),
     h("div", { class: "columns" }, card("What became of the tokens", bars(rows, (name) => name, "token"), h("p", { class: "hint" }, `Evaluations sampled ${large(tokens.evaluations)} more.`)), card("What became of the groups", bars(answer.groups, (name) => (name === "consumed" ? "trained on" : REASONS[name] || name), "group"), kinds.map((line) => h("p", { class: "hint" }, line)))),
     card("Time", facts(pairs)),
-    !isExported() && card("Talk to the model", command(`python -m open_instruct.chat ${about.directory || "DIR"}`, "The newest model")),
+    !isExported() && card("Talk to the model", h("p", {}, link(ofRun(run, ["chat"]), "Ask it here"), ", or:"), command(`python -m open_instruct.chat ${about.directory || "DIR"}`, "The newest model")),
   ];
 }
 
 const figure = (value, label) => h("div", { class: "figure" }, h("strong", {}, value), h("span", {}, label));
+
+// --- chat ---------------------------------------------------------------------------------------------------------------
+
+// What was asked and answered stays while the page is open, also when it is drawn again.
+const conversations = new Map();
+
+export async function chatPage(run) {
+  const about = (await askRuns()).find((row) => row.run === run) || {};
+  const where = about.directory || "DIR";
+  const line = command(`python -m open_instruct.chat ${where}`, "In the terminal");
+  const title = h("h1", {}, "Chat");
+  if (isExported()) return [title, empty("The model is not in this file.", line)];
+  const list = conversations.get(run) || conversations.set(run, h("div", { class: "chat-list" })).get(run);
+  const text = h("textarea", { rows: "3", "aria-label": "message", placeholder: "A message to the newest model of this run" });
+  const button = h("button", { type: "button", onclick: send }, "ask");
+  async function send() {
+    if (!text.value.trim()) return;
+    const message = text.value;
+    const waiting = h("p", { class: "hint" }, "The model is loaded on the processor, and answers. It ends if you close this page.");
+    list.prepend(waiting);
+    button.disabled = true;
+    try {
+      waiting.replaceWith(exchange(message, await askModel(run, message)));
+      text.value = "";
+    } catch (problem) {
+      waiting.replaceWith(h("p", { class: "notice" }, shown(problem.message)));
+    }
+    button.disabled = false;
+  }
+  return [title, h("p", { class: "lead" }, "One question and one answer, with the prompt, the sampling and the stop strings of the run. For a conversation use the terminal."), card(null, text, h("div", { class: "toolbar" }, button)), list, line];
+}
+
+function exchange(message, answer) {
+  const tokens = h("div", { class: "text chat-tokens" }, answer.token_texts.map((token, at) => h("span", { class: "token", title: `${answer.tokens[at]}` }, shown(token))));
+  const prompt = h("details", {}, h("summary", {}, `Prompt: ${many(answer.prompt_tokens.length, "token")}`), h("pre", { class: "text" }, shown(answer.prompt)));
+  const sampling = Object.entries(answer.sampling).map(([name, value]) => `${name} ${Array.isArray(value) ? value.join(" ") || "none" : value}`).join(", ");
+  return card(null, h("p", {}, h("b", {}, shown(message))), tokens, h("p", { class: "hint" }, `${many(answer.tokens.length, "token")}, ended by ${answer.ended}; ${sampling}; ${answer.model}`), prompt);
+}

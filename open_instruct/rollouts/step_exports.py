@@ -1,48 +1,68 @@
-"""Saves the responses of a training step (`--save_traces`) in three forms: what it trains on as a file that can be read as data
-again, and all responses as open-instruct's rollouts and as text."""
+"""Writes what the record holds of a training step in three forms: what it trains on as a file that can be read as data again, and
+all responses as open-instruct's rollouts and as text."""
 
-import json
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset, PromptRow
 from open_instruct.data.sample_record import ItemShape, append_record, non_tensor_fields, to_proto_item
 from open_instruct.data_types import Sample, TrainingSample
+from open_instruct.record.groups import ReadGroup, groups_of
 from open_instruct.report.metrics_file import append_lines, write_lines
-from open_instruct.rollouts.prompt_ledger import CONSUMED
-from open_instruct.rollouts.step_assembly import StepAssembly
-from open_instruct.rollouts.transcripts import keep_transcripts, transcript, verdicts, write_transcripts
-from open_instruct.scored_groups import ScoredGroup
+from open_instruct.rollouts.transcripts import transcript, verdicts, write_transcripts
+from open_instruct.scored_groups import CONSUMED, TOO_OLD, ScoredGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROLLOUTS, TRANSCRIPTS = "rollouts", "transcripts"
-"""Forms of `StepTraces`, and names of their folders."""
+SAMPLES, ROLLOUTS, TRANSCRIPTS = STEP_FORMS = "samples", "rollouts", "transcripts"
+"""Forms, and names of their folders."""
 LONGEST_GROUND_TRUTH = 1000
 """Characters of a ground truth that a transcript shows; the tests of a program may be long."""
 
 
-def write_step_record(
+_Group = tuple[ScoredGroup, Sequence[TrainingSample] | None, str]
+"""A group, its samples that are trained on (None: the step leaves it out), and its fate."""
+
+
+class RecordedRows:
+    """Rows of the data, as far as the groups of a step show them."""
+
+    def __init__(self, groups: Sequence[ReadGroup]) -> None:
+        self._groups = {entry.group.result.index: entry for entry in groups}
+
+    def __getitem__(self, index: int) -> PromptRow:
+        entry = self._groups[index]
+        nothing = np.zeros(0, np.int32)
+        return PromptRow(nothing, entry.ground_truth, entry.group.dataset, raw_query="", place=entry.row)
+
+
+Rows = PromptDataset | RecordedRows
+"""Rows of the training data by their number."""
+
+
+def write_samples(
     args: GRPOConfig,
-    assembly: StepAssembly,
-    dataset: PromptDataset,
+    training_step: int,
+    trained: Sequence[tuple[ScoredGroup, Sequence[TrainingSample]]],
+    rows: Rows,
     tokenizer: "PreTrainedTokenizerBase",
-    pad_token_id: int,
 ) -> None:
-    """Write the samples of a step to a file of its own, which a resumed run writes again."""
-    path = Path(args.output_dir) / "samples" / f"step_{assembly.training_step:06d}.jsonl"
+    """Write the samples that a step trains on to a file of its own, which a resumed run writes again."""
+    path = Path(args.output_dir) / SAMPLES / f"step_{training_step:06d}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    shape = _shape(args, pad_token_id)
+    shape = ItemShape(args.lengths.prompt, args.lengths.response, tokenizer.pad_token_id)
     items = []
-    for group, samples in assembly.trained:
-        row = dataset[group.result.index]
+    for group, samples in trained:
+        row = rows[group.result.index]
         fields = non_tensor_fields(
             data_source=row.dataset,
             ground_truth=row.ground_truth,
@@ -51,7 +71,7 @@ def write_step_record(
             index=group.result.index,
             row=row.place,
         )
-        meta = _meta(assembly.training_step, group)
+        meta = _meta(training_step, group)
         items += [
             to_proto_item(
                 sample.query, sample.response, shape, mask=sample.mask, non_tensor_batch=fields, meta_info=meta
@@ -61,29 +81,42 @@ def write_step_record(
     append_record(path, items)
 
 
+def _left_out(groups: Sequence[ReadGroup]) -> list[_Group]:
+    """The groups that a step leaves out."""
+    return [(entry.group, None, entry.outcome) for entry in groups if entry.outcome not in (CONSUMED, TOO_OLD)]
+
+
+def _issue_number(entry: ReadGroup) -> int:
+    return int(entry.group.result.prompt_id.rpartition("-")[2])
+
+
 @dataclass
 class _Written:
-    """What the files of a step hold already."""
+    """What the files of an open step hold already."""
 
     num_samples: int = 0
     num_prompts: int = 0
 
 
-class StepTraces:
-    """Writes the responses of each step as text (`transcripts.py`) and as open-instruct's rollouts.
+class StepExports:
+    """Writes the files of training steps from the rows of the record: as it is written (`--save_traces`), or later
+    (`open_instruct.export`).
 
-    Groups that a step leaves out are written as soon as they are left out, and the others when the step is complete. A resumed
-    run writes the files of a step again, except the groups whose tokens it does not have any more. Fields and file names of the
-    rollouts are those of open-instruct's `RolloutRecord`; `prompt_id`, `row` and `outcome` are further fields.
+    Groups that an open step leaves out are appended as soon as the record has them. When the step is trained, its files are
+    written again as a whole. Fields and file names of the rollouts are those of open-instruct's `RolloutRecord`; `prompt_id`,
+    `row` and `outcome` are further fields.
+
+    Args:
+        dataset: the rows of the training data; None: as the record shows them, with long ground truths cut off.
     """
 
     def __init__(
         self,
         args: GRPOConfig,
-        dataset: PromptDataset,
+        dataset: PromptDataset | None,
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        forms: Collection[str] = (ROLLOUTS, TRANSCRIPTS),
+        forms: Collection[str] = STEP_FORMS,
     ) -> None:
         self._args = args
         self._forms = forms
@@ -92,40 +125,42 @@ class StepTraces:
         self._rollouts = Path(args.rollouts_save_path or Path(args.output_dir) / ROLLOUTS)
         self._transcripts = Path(args.output_dir) / TRANSCRIPTS
         self._written: dict[int, _Written] = {}
-        """By step, for the steps that are not complete."""
+        """By step, for the steps that are open."""
 
-    def write_left_out(
-        self, training_step: int, rollouts: Sequence[tuple[ScoredGroup, str]], *, forgotten: Collection[str] = ()
-    ) -> None:
-        """Write rollouts that the step leaves out, each with its fate.
+    def logged(self, training_step: int, table: pa.Table) -> None:
+        """The record has further rows of an open step."""
+        groups = list(groups_of(table))
+        if left_out := _left_out(groups):
+            self._write(training_step, left_out, self._rows(groups))
 
-        Args:
-            forgotten: prompts whose tokens a resumed run does not have. What the step's files hold of these prompts stays.
-        """
-        if forgotten and training_step not in self._written:
-            self._keep(training_step, forgotten)
-        if rollouts:
-            self._write(training_step, [(rollout, None, fate) for rollout, fate in rollouts])
+    def committed(self, training_step: int, table: pa.Table) -> None:
+        """A step is trained, and these are its rows."""
+        groups = list(groups_of(table))
+        rows = self._rows(groups)
+        trained = [(entry.group, entry.trained or []) for entry in sorted(groups, key=_issue_number) if entry.trained]
+        self._written.pop(training_step, None)
+        self._write(training_step, [*_left_out(groups), *((*entry, CONSUMED) for entry in trained)], rows)
+        self._written.pop(training_step, None)
+        if SAMPLES in self._forms:
+            write_samples(self._args, training_step, trained, rows, self._tokenizer)
 
-    def write_trained(self, assembly: StepAssembly) -> None:
-        """Write the groups that a complete step is trained on, in the order of issue."""
-        self._write(assembly.training_step, [(group, samples, CONSUMED) for group, samples in assembly.trained])
-        self._written.pop(assembly.training_step, None)
+    def _rows(self, groups: Sequence[ReadGroup]) -> Rows:
+        return self._dataset if self._dataset is not None else RecordedRows(groups)
 
-    def _write(
-        self, training_step: int, groups: "Sequence[tuple[ScoredGroup, Sequence[TrainingSample] | None, str]]"
-    ) -> None:
+    def _write(self, training_step: int, groups: Sequence[_Group], rows: Rows) -> None:
+        """Append groups to the rollouts and transcripts of a step, or begin these files with them."""
         begins_anew = training_step not in self._written
         counts = self._written.setdefault(training_step, _Written())
         records: list[dict[str, Any]] = []
         entries: list[tuple[str, str]] = []
         for group, samples, fate in groups:
-            row = self._dataset[group.result.index]
+            row = rows[group.result.index]
             for number, sample, reward, training_sample in _samples_with(self._args, group, samples):
                 record = self._record(sample, row, reward, training_sample) | {"step": training_step, "outcome": fate}
                 record["prompt_id"] = group.result.prompt_id
                 records.append(record | {"sample_idx": counts.num_samples, "prompt_idx": counts.num_prompts})
-                entries.append(self._entry(group, number, row, reward, training_sample, fate))
+                if TRANSCRIPTS in self._forms:
+                    entries.append(self._entry(group, number, row, reward, training_sample, fate))
                 counts.num_samples += 1
             counts.num_prompts += 1
         if ROLLOUTS in self._forms:
@@ -133,21 +168,6 @@ class StepTraces:
             append_lines(self._rollouts_of(training_step), records, begins_anew=begins_anew)
         if TRANSCRIPTS in self._forms:
             write_transcripts(self._transcripts_of(training_step), entries, begins_anew=begins_anew)
-
-    def _keep(self, training_step: int, prompt_ids: Collection[str]) -> None:
-        """Leave in a step's files only what an earlier process has written of these prompts, if there is anything."""
-        path, records = self._rollouts_of(training_step), []
-        prompts: dict[str, int] = {}
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            with suppress(ValueError):  # a line that was cut off
-                record = json.loads(line)
-                if record.get("prompt_id") in prompt_ids:
-                    place = prompts.setdefault(record["prompt_id"], len(prompts))
-                    records.append(record | {"sample_idx": len(records), "prompt_idx": place})
-        if records:
-            write_lines(path, records)
-            keep_transcripts(self._transcripts_of(training_step), prompt_ids)
-            self._written[training_step] = _Written(len(records), len(prompts))
 
     def _rollouts_of(self, training_step: int) -> Path:
         return self._rollouts / f"{self._args.run_title}_rollouts_{training_step:06d}.jsonl"
@@ -219,10 +239,6 @@ def _samples_with(
 def _ground_truth_in_words(ground_truth: object) -> str:
     text = str(ground_truth)
     return text if len(text) <= LONGEST_GROUND_TRUTH else f"{text[:LONGEST_GROUND_TRUTH]} … ({len(text):,} characters)"
-
-
-def _shape(args: GRPOConfig, pad_token_id: int) -> ItemShape:
-    return ItemShape(args.lengths.prompt, args.lengths.response, pad_token_id)
 
 
 def _meta(training_step: int, group: ScoredGroup) -> dict[str, Any]:
