@@ -5,6 +5,7 @@ equal the answer that it resembles (`A, B` is not B). Every reader takes time li
 """
 
 import functools
+import json
 import re
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -27,12 +28,12 @@ def extract_answer(text: str) -> str | None:
     return text[start : text.index("</answer>", start)].strip()
 
 
-_BOX_OR_BRACE = re.compile(r"(\\boxed[ \t\n]*)?\{|\}")
-_BARE_BOX = re.compile(r"\\boxed(?![A-Za-z])(?![ \t]*\{)[ \t]*([^\n$]{1,100})")
+_BOX_OR_BRACE = re.compile(r"(\\(?:boxed|fbox)[ \t\n]*)?\{|\}")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])(?![ \t]*\{)[ \t]*([^\n$]{1,100})")
 
 
 def boxed_answer(text: str) -> str | None:
-    """Content of the last complete `\\boxed{…}`, including braces inside it. Without such a box, the text after a `\\boxed`
+    """Content of the last complete `\\boxed{…}` or `\\fbox{…}`, with braces inside it. Without such a box, the text after a box
     without braces (`$\\boxed 3$`), up to the end of its formula or line; else None."""
     span = (-1, 0)
     open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether the brace belongs to a box
@@ -70,6 +71,18 @@ because this is not 3,125."""
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,)(?:\\! *)?(?=[0-9]{3}(?![0-9]))")
 """A separator of thousands. The data set MATH writes `58,\\!500`, where `\\!` removes the space after the comma."""
 _UNIT = re.compile(r"(.+?) ?(?:\\(?:text|mathrm|mbox)\{([^{}]*)\}(?:\^(?:([23])|\{([23])\}))?|\\?(%))")
+_PLAIN_UNIT = re.compile(r"([-+]?[0-9][0-9.,]*(?: ?/ ?[0-9]+)?) +([A-Za-z]{2,}(?:(?: |/)[A-Za-z]+){0,2})(\^[23])?")
+"""`5 kg`: LaTeX reads letters without `\\text` as variables, so only the words of `_PLAIN_UNITS` count."""
+_PLAIN_UNITS = frozenset(
+    re.findall(
+        "[a-z]+",
+        "cm mm km kg mg ml ft yd mi lb lbs oz min sec hr hrs mph kph s h g m l meter meters metre metres centimeter centimeters "
+        "kilometer kilometers millimeter millimeters inch inches foot feet yard yards mile miles gram grams kilogram kilograms "
+        "pound pounds ounce ounces ton tons liter liters litre litres gallon gallons second seconds minute minutes hour hours "
+        "day days week weeks month months year years dollar dollars cent cents euro euros degree degrees percent unit units "
+        "square cubic per people students apples points times",
+    )
+)
 _UNIT_WORD = re.compile(r"°?([^\W\d_]+(?:\.[^\W\d_]+)*)\.?(?:\^?[23]|[²³])?|°")
 _UNIT_LETTERS = frozenset("ACFJLNVWghlms")
 _is_no_unit = re.compile(
@@ -89,10 +102,12 @@ _FRACTION = re.compile(r"([-+]?)(?:\\frac\{([-+]?[0-9]+)\}\{([-+]?[0-9]+)\}|([0-
 def math_value(latex: str) -> tuple[Fraction | str, str]:
     """The exact number that LaTeX stands for, or else the LaTeX without spacing; and the unit after the number, or ""."""
     text = without_full_stop(latex.strip()).replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
+    text = text.replace("\\pounds", "£")
     text = " ".join(_DOLLAR.sub(" ", without_spacing(_THOUSANDS.sub(",", text))).split())
     if len(text) > MAX_NUMBER:
         return _compact(text), ""
     text = without_font(text)
+    text = _with_unit(text)
     match = _UNIT.fullmatch(text)
     unit = _unit(match) if match else None
     number = _exactly(_compact(match[1])) if match and unit is not None else None
@@ -101,6 +116,14 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
     text = _compact(text)
     number = _exactly(text)
     return (text if number is None else number), ""
+
+
+def _with_unit(text: str) -> str:
+    """`5 \\text{kg}` for `5 kg`; a text without a well-known unit behind its number unchanged."""
+    match = _PLAIN_UNIT.fullmatch(text)
+    if match is None or not _PLAIN_UNITS.issuperset(re.split("[ /]", match[2].casefold())):
+        return text
+    return f"{match[1]} \\text{{{match[2]}}}{match[3] or ''}"
 
 
 def units_agree(unit: str, other: str) -> bool:
@@ -255,11 +278,14 @@ def _value(digits: str, exponent: str | None, denominator: str | None, *, is_neg
 
 # --- words -------------------------------------------------------------------------------------------------------------
 
-_MINUS_SIGNS = {ord(sign): "-" for sign in "\N{MINUS SIGN}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-MINUS}"}
+_MINUS_SIGNS = {ord(sign): "-" for sign in _MINUS}
 GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 """A whole number whose thousands are separated by commas."""
 _SEPARATOR = re.compile(r"(?<![0-9])[,;:]|[,;:](?![0-9])")
 _QUOTES = "\"'`\u2018\u2019\u201c\u201d"
+_FENCE = re.compile(r"\A```(?:json)?\s+(.*?)\s*```\Z", re.DOTALL)
+_BOLD = re.compile(r"(?<![\w)*])\*\*(?=[^\s*])([^*\n]+)(?<=\S)\*\*(?![\w(*])")
+"""`**B**` in Markdown."""
 _NUMBER_ALONE = re.compile(r"[-+]?(?:[0-9]{1,400}(?:\.[0-9]{1,400})?|\.[0-9]{1,400})(?:e[-+]?[0-9]{1,3})?")
 _ZEROS = re.compile(r"\A([^\w.]*[0-9]+)\.0+(%?)\Z")
 """A whole number with zeros behind its point."""
@@ -275,7 +301,8 @@ def normalize_answer(text: str) -> str:
     how pandas writes whole numbers, is 42; but `3.10` is not `3.1`, because it may be a version. An article before a word
     is removed: `the B` is B, but `A, B` and `A B` are `a b`, because `a` is no article before a single letter.
     """
-    text = GROUPED.sub(lambda match: match[0].replace(",", ""), text.lower().translate(_MINUS_SIGNS))
+    text = _BOLD.sub(r"\1", text.lower().translate(_MINUS_SIGNS))
+    text = GROUPED.sub(lambda match: match[0].replace(",", ""), text)
     raw = _SEPARATOR.sub(r"\g<0> ", text).split()
     words = [(word.lstrip(_QUOTES + "("), _bare(word)) for word in raw]
     words = [pair for pair in words if pair[1]]
@@ -286,11 +313,26 @@ def normalize_answer(text: str) -> str:
 
 
 def are_same_words(answer: str, texts: Iterable[str], numbers: Collection[Fraction] = ()) -> bool:
-    """Whether an answer has the words of one of the texts, or is one of the numbers in any spelling: `1e3` is 1000."""
+    """Whether an answer has the words of one of the texts, or their JSON, or is one of the numbers in any spelling:
+    `1e3` is 1000."""
     words = normalize_answer(answer)
     if words != "" and words in map(normalize_answer, texts):
         return True
+    if (value := _json_of(answer)) is not None and value in map(_json_of, texts):
+        return True
     return bool(numbers) and _NUMBER_ALONE.fullmatch(words) is not None and Fraction(words) in numbers
+
+
+def _json_of(text: str) -> str | None:
+    """A JSON object or list in one spelling: without spaces, with its keys in order, `1` for `1.0`. None for any other text."""
+    core = _FENCE.sub(r"\1", text.strip())
+    if core[:1] not in ("{", "["):
+        return None
+    try:
+        value = json.loads(core, parse_int=Decimal, parse_float=Decimal)
+        return json.dumps(value, sort_keys=True, default=lambda number: ["number", str(number.normalize())])
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
 
 
 def _is_article(word: str, successor: str) -> bool:

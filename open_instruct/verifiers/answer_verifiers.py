@@ -17,6 +17,7 @@ from open_instruct.verifiers.answer_reading import (
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import numbers_of, single_label
 from open_instruct.verifiers.math_answers import answer_of_label, final_answer, math_answer, whole_answer
+from open_instruct.verifiers.math_forms import choice_of
 from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
 PLAIN_DIGITS = 18
@@ -78,8 +79,8 @@ class StringMatcherVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        target = normalize_answer(single_label(label))
-        if not target:
+        target = single_label(label)
+        if not normalize_answer(target):
             raise ValueError(f"a string_matcher ground truth must hold a word, a number or a symbol, got {label!r:.80}")
         text = answer_part(prediction, query)
         answer = extract_answer(text or "")
@@ -101,6 +102,19 @@ def _target(label: str) -> tuple[str, Fraction | str, str]:
             f"behind #### or as `The answer is …`, got {label!r:.80}"
         )
     return text, value, unit
+
+
+def _is_same_choice(answer: str, label: str) -> bool:
+    """Whether an answer and a label name the same choice: `\\textbf{(B) }12` and B, or `\\textbf{(B)}\\ 12` and 12. If both have
+    letter and text, both must agree."""
+    (letter, text), (letter_of_label, text_of_label) = choice_of(answer), choice_of(label)
+    if not letter and not letter_of_label:
+        return False
+    if letter and letter_of_label:
+        return letter == letter_of_label and math_equivalence.are_equal(text, text_of_label)
+    if letter:
+        return letter == math_value(label)[0]
+    return letter_of_label == math_value(answer)[0] or math_equivalence.are_equal(answer, text_of_label)
 
 
 class MathVerifier(VerifierFunction):
@@ -126,7 +140,8 @@ class MathVerifier(VerifierFunction):
         value, unit_of_answer = math_value(answer)
         if value == target_value:
             return VerificationResult(float(units_agree(unit, unit_of_answer)), answer=answer)
-        return VerificationResult(float(math_equivalence.are_equal(answer, target)), answer=answer)
+        is_right = math_equivalence.are_equal(answer, target) or _is_same_choice(answer, target)
+        return VerificationResult(float(is_right), answer=answer)
 
     def find_answer(self, prediction: str) -> str | None:
         return math_answer(prediction)

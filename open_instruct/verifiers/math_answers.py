@@ -23,10 +23,11 @@ _formula = re.compile(
     re.DOTALL,
 )
 """A formula; or `\\\\` or `\\$`, which is matched here so that it does not begin a formula."""
-_box_begins = re.compile(r"\\boxed[ \t\n]*\{")
+_box_begins = re.compile(r"\\(?:boxed|fbox)[ \t\n]*\{")
 _LINES = re.compile(r"\\begin\{(aligned|split|gathered)\}(.*)\\end\{\1\}", re.DOTALL)
 _BODIES = ("dollars", "brackets", "environment", "dollar", "parentheses")
 _FINAL = re.compile(r"final answer is\b", re.IGNORECASE)
+_STATED = re.compile(r"\b(?:answer|option|choice|result) is\b:?", re.IGNORECASE)
 _ANSWER_LINE = re.compile(
     r"^ *(?:\*\*)?(?:final )?answer(?:\*\*)?:|^[ \t#*_]*(?:the )?(?:final )?answer[ \t*_]*$",
     re.IGNORECASE | re.MULTILINE,
@@ -38,6 +39,8 @@ _STATED_IN_LABEL = re.compile(r"\banswer(?: is\b|(?:\*\*)?:)", re.IGNORECASE)
 _END_OF_STATEMENT = re.compile(r"\n|I hope it is correct", re.IGNORECASE)
 _NOT = r"(?:not|nor|neither|never|cannot|[a-z]+n['\u2019]t)"
 _OFFERS_MORE = re.compile(rf"\b(?:or|either|perhaps|maybe|unless|but|no|wrong|{_NOT})\b|[0-9$\\]", re.IGNORECASE)
+_UNLESS = re.compile(rf"\b(?:{_NOT}|perhaps|maybe|possibly|if|whether|unless|no|wrong|doubt)\b", re.IGNORECASE)
+"""Denies or doubts the statement behind it."""
 _REASON = re.compile(r"[,;]?\s*(?:because|since|as(?! well\b))\b", re.IGNORECASE)
 _SECOND = re.compile(r"\b(?:or|but|perhaps|maybe|unless)\b[^$\\0-9]*[$\\0-9]", re.IGNORECASE)
 """A second answer in addition to the first."""
@@ -51,7 +54,8 @@ def math_answer(text: str) -> str | None:
     The answer is the last `\\boxed{…}` or `<answer>…</answer>`, and of the text in these tags the part that this function finds
     in it. Without either, it is what `Final Answer: The final answer is $…$.`, a last line `#### …` or `Answer: …`, or the line
     below a heading `Final Answer` says. Without these, it is the last formula (`$…$`, `\\(…\\)`, `$$…$$`, `\\[…\\]`), unless its
-    sentence denies it or offers another. Without any formula, it is the whole response, if that is short enough to be an answer.
+    sentence denies it or offers another. Without any formula, it is what `The answer is …` says, or the whole response, if that
+    is short enough to be an answer.
     """
     answer = extract_answer(text)
     if answer is not None and not _box_begins.search(text, text.rfind("</answer>")):
@@ -67,15 +71,32 @@ def math_answer(text: str) -> str | None:
         return answer
     formulas = [match for match in _formula.finditer(end) if match.lastgroup]
     if not formulas:
-        return whole_answer(text)
-    return None if _is_hedged(end, formulas[-1]) else _body(formulas[-1])
+        return _stated_answer(end) or whole_answer(text)
+    formula = _last_that_is_no_reason(end, formulas)
+    return None if _is_hedged(end, formula) else _body(formula)
+
+
+def _last_that_is_no_reason(text: str, formulas: list[re.Match[str]]) -> re.Match[str]:
+    """The last formula that does not only give a reason for the one before it: 7 in `It is $7$, since $8$ is impossible.`"""
+    formulas = list(formulas)
+    while len(formulas) > 1:
+        between = text[formulas[-2].end() : formulas[-1].start()]
+        is_reason = re.search(r"\b(?:since|because)\b", between, re.IGNORECASE) and not re.search(
+            r"[.?!]\s|\n\n", between
+        )
+        if not is_reason or _FOLLOWS.search(between):
+            break
+        formulas.pop()
+    return formulas[-1]
 
 
 def _whole_of_tags(content: str) -> str | None:
     """The text in `<answer>…</answer>`, if it is one formula without dollars, such as a matrix of several lines; else None."""
     is_one = "\n" not in content or content.startswith(("\\begin", "\\left"))
     is_plain = (
-        len(content) <= LONGEST_ANSWER and "\\boxed" not in content and not re.search(r"\$|\\[(\[]|answer", content)
+        len(content) <= LONGEST_ANSWER
+        and not re.search(r"\\(?:boxed|fbox)", content)
+        and not re.search(r"\$|\\[(\[]|answer", content)
     )
     return " ".join(content.split()) if content and is_one and is_plain else None
 
@@ -101,6 +122,17 @@ def final_answer(text: str) -> str | None:
     return _statement(end[matches[-1].end() :]) if matches else None
 
 
+def _stated_answer(end: str) -> str | None:
+    """42 in `So the answer is 42.`, the last such statement; None if the text behind it offers something else."""
+    matches = list(_STATED.finditer(end))
+    if not matches:
+        return None
+    line, _, behind = end[matches[-1].end() :].partition("\n")
+    before = re.split(r"[.?!]\s|\n", end[: matches[-1].start()])[-1]
+    is_denied = _UNLESS.search(before) or _OFFERS_MORE.search(behind)
+    return None if is_denied else _statement(line) or None
+
+
 def whole_answer(text: str) -> str | None:
     """The whole response, if it is one short line; else None."""
     text = text.strip()
@@ -112,7 +144,7 @@ def answer_of_label(label: str) -> str | None:
 
     None if a box has no end, or if the label is a long text in none of these forms.
     """
-    if "\\boxed" in label:
+    if "\\boxed" in label or "\\fbox" in label:
         return boxed_answer(label)
     if "####" in label:
         return _without_delimiters(label.rpartition("####")[2].strip().partition("\n")[0])
@@ -213,7 +245,7 @@ _DENIED = re.compile(
 )
 _DENIED_BEHIND = re.compile(
     rf"[\s,;()*-]*(?:(?:is|was|are|can|may|does|would|might)\s+(?:be\s+)?)?"
-    rf"(?:{_NOT}|or|but|perhaps|maybe|unless|wrong|incorrect|false)\b"
+    rf"(?:{_NOT}|or|but|perhaps|maybe|unless|wrong|incorrect|false|impossible|invalid|excluded|extraneous|rejected)\b"
     rf"|[\s,;()*-]*(?:which|that|this|it)\s+(?:\w+\s+){{0,2}}?(?:wrong|incorrect|false|impossible|"
     rf"{_NOT}\s+(?:be\s+)?(?:(?:the|our|my)\s+)?(?:answer|right|correct|true|possible|valid|allowed))\b"
     r"|[\s,;()*-]*(?:[a-z]+\s+){0,2}or\s+(?:[$\\]|[0-9])"

@@ -26,6 +26,7 @@ from open_instruct.verifiers.answer_reading import (
     without_full_stop,
     without_spacing,
 )
+from open_instruct.verifiers.math_forms import are_same_words, as_latex, is_date
 from open_instruct.verifiers.math_names import (
     begins_a_statement,
     has_variable,
@@ -84,8 +85,10 @@ def are_equal(answer: str, label: str) -> bool:
     `2\\sqrt{2}` and `\\sqrt{8}` do, `x = 5` and `5`, `(1, 2)` and `(1,2)`, `90^\\circ` and 90, `x \\geq 2` and `2 \\leq x`.
     `1, 2` and `2, 1` do not, nor do 0.333 and `\\frac{1}{3}`.
     """
-    if max(len(answer), len(label)) > LONGEST:
+    if max(len(answer), len(label)) > LONGEST or is_date(answer) or is_date(label):
         return False
+    if are_same_words(answer, label):
+        return True
     left, right = _plain(answer), _plain(label)
     if left is None or right is None:
         return False
@@ -107,7 +110,7 @@ def prepare() -> None:
 
 def _plain(latex: str) -> str | None:
     """The expression without spacing, font and degrees, with one sign for each relation; None if it is two statements."""
-    text = in_latex(without_full_stop(latex.strip().strip("$"))).replace("\\%", "%")
+    text = as_latex(in_latex(without_full_stop(latex.strip().strip("$")))).replace("\\%", "%")
     text = with_signs(_FACTORIAL_EQUALS.sub(r"\1 =", _UNMISTAKABLE_THOUSANDS.sub("", text)))
     text = _of_interval(_SPACE_BESIDE_COMMA.sub(" ", text))
     if _WIDE_SPACE.search(text) or "~=" in text:
@@ -185,6 +188,8 @@ def _same_parts(parts: Parts, other_parts: Parts) -> bool:
         elements, other_elements = (
             [part for element in group for part in alternatives(element)] for group in (elements, other_elements)
         )
+    if kind == "{}":
+        elements, other_elements = list(dict.fromkeys(elements)), list(dict.fromkeys(other_elements))
     if kind != other_kind or not 0 < len(elements) == len(other_elements) <= MOST_ELEMENTS:
         return False
     if kind in ("{}", "union", ANY_ORDER):
@@ -255,7 +260,7 @@ def _equal_as_sets(elements: list[str], other_elements: list[str]) -> bool:
 def _same_expression(left: str, right: str) -> bool:
     """Whether two expressions without commas have the same value."""
     (left, unit), (right, other_unit) = _without_unit(left), _without_unit(right)
-    if unit != other_unit and unit and other_unit:
+    if not units_agree(unit, other_unit):
         return False
     if (_is_number(left) and _is_number(right)) or (_LETTERS.fullmatch(left) and _LETTERS.fullmatch(right)):
         return False  # they would be the same text
@@ -267,6 +272,8 @@ def _same_expression(left: str, right: str) -> bool:
 
 def _without_unit(text: str) -> tuple[str, str]:
     """The expression and the unit after it: `2\\pi\\text{ cm}` is 2π and `cm`. `math_value` decides what counts as a unit."""
+    if text.endswith("%"):
+        return text.removesuffix("%").rstrip("\\ "), "%"
     match = _UNIT_BEHIND.match(text)
     if match is None:
         return text, ""

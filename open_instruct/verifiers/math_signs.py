@@ -37,6 +37,8 @@ _SIGNS = str.maketrans(
 )
 _COMPATIBLE = re.compile("[\uff01-\uff5e\U0001d400-\U0001d7ff]+")
 """Full-width signs and letters of a font: `（` and `𝑥`."""
+_EN_DASH = re.compile("(?:(?<=[(\\[{,=+*/<>&^])|(?<=\\A)) *\N{EN DASH}(?=[0-9.A-Za-z\\\\(])")
+"""A dash that is a minus, because nothing stands before it: `1–2` may be a range."""
 _RAISED, _LOWERED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "₀₁₂₃₄₅₆₇₈₉ₙ"
 _RAISED_PART, _LOWERED_PART = re.compile(f"[{_RAISED}]+(?=([0-9])?)"), re.compile(f"[{_LOWERED}]+")
 _PLAIN_OF = str.maketrans(_RAISED + _LOWERED, "0123456789+-n" + "0123456789n")
@@ -48,7 +50,9 @@ def in_latex(text: str) -> str:
     """The text with commands of LaTeX in place of mathematical signs of Unicode."""
     if text.isascii():
         return text
-    text = _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text).translate(_SIGNS)
+    text = _EN_DASH.sub("-", _COMPATIBLE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)).translate(
+        _SIGNS
+    )
     text = _LOWERED_PART.sub(lambda match: f"_{{{match[0].translate(_PLAIN_OF)}}}", text)
     return _ROOT.sub(_root, _RAISED_PART.sub(_power, text))
 

@@ -32,7 +32,7 @@ class FlanVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        target = _words_of(label)
+        target = _text_of(label)
         answer = (answer_part(prediction, query) or "").rpartition(FLAN_MARK)[2]
         return VerificationResult(float(are_same_words(answer, [target], numbers_of(label))), answer=answer)
 
@@ -59,7 +59,7 @@ class PuzzleVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        answer, target = behind_thoughts(prediction, query), _words_of(label)
+        answer, target = behind_thoughts(prediction, query), _text_of(label)
         return VerificationResult(float(are_same_words(answer, [target], numbers_of(label))), answer=answer)
 
 
@@ -72,9 +72,7 @@ class ReSearchVerifier(VerifierFunction):
     def __call__(
         self, tokenized_prediction: list[int], prediction: str, label: object, query: str | None = None
     ) -> VerificationResult:
-        targets = {words for words in map(normalize_answer, _texts_in_json(label)) if words}
-        if not targets:
-            raise ValueError(f"a re_search ground truth must hold a word or a number, got {label!r:.80}")
+        targets = _texts_in_json(label)
         text = answer_part(prediction, query)
         answer = first_finished(text or "")
         if answer is None:
@@ -190,11 +188,11 @@ def _overlap(answer: str, texts: list[str], label: object) -> float:
     return 1.0 if are_same_words(answer, (), numbers_of(label)) else max(f1(answer, text) for text in texts)
 
 
-def _words_of(label: object) -> str:
-    words = normalize_answer(single_label(label))
-    if not words:
+def _text_of(label: object) -> str:
+    text = single_label(label)
+    if not normalize_answer(text):
         raise ValueError(f"the ground truth must hold a word, a number or a symbol, got {label!r:.80}")
-    return words
+    return text
 
 
 def _texts(label: object) -> list[str]:
