@@ -289,12 +289,13 @@ def _tokens(group: Sequence[SampleRow]) -> str:
 def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
     """What the model answered to a row of the data, over time, in training and evaluations.
 
-    `row` is its place, such as `train.jsonl line 7`, or any end of it that fits only one row, such as `line 7` or `7`.
+    `row` is its place, such as `train.jsonl line 7`, or any end of it that fits only one row, such as `line 7` or `7`. If it fits
+    one row of training and others of evaluations, the row of training is shown, and `others` names the others.
     """
     watched, torn = runs[run], TornFiles()
     steps = _steps_by_row(watched, torn)
     evaluations = _evaluations_by_row(watched, torn)
-    place = _find(row, list(steps), list(evaluations))
+    place, others = _find(row, list(steps), list(evaluations))
     groups = [
         _group_of_row(watched, rows, step=step)
         for step in steps.get(place, ())
@@ -307,6 +308,7 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
     source, ground_truth = (groups or measured)[0]["source"], (groups or measured)[0]["ground_truth"]
     return {
         "row": place,
+        "others": others,
         "source": source,
         "ground_truth": ground_truth,
         "groups": groups,
@@ -378,15 +380,18 @@ def _rows_of_evaluation(run: Run, version: int, set_name: str) -> list[str]:
     return run.evaluation_table(version, set_name, ["row"])["row"].to_pylist()
 
 
-def _find(text: str, trained: Sequence[str], evaluated: Sequence[str]) -> str:
-    """The row that a user means. Raises `Mistake` if there is none, or several."""
+def _find(text: str, trained: Sequence[str], evaluated: Sequence[str]) -> tuple[str, list[str]]:
+    """The row that a user means: if one of training and others of evaluations fit, that of training, and the others. Raises
+    `Mistake` if there is none, or several."""
     names = [*dict.fromkeys([*trained, *evaluated])]
     if text in names:
-        return text
+        return text, []
     ends_of_words = [name for name in names if name.endswith((f"/{text}", f" {text}"))]
     fitting = ends_of_words or [name for name in names if name.endswith(text)]
-    if len(fitting) == 1:
-        return fitting[0]
+    of_training = [name for name in fitting if name in trained]
+    chosen = of_training if len(fitting) <= MOST_ROWS and len(of_training) == 1 else fitting
+    if len(chosen) == 1:
+        return chosen[0], [name for name in fitting if name != chosen[0]]
     problem = f"fits {len(fitting):,} rows" if fitting else "is no row that this run has used so far"
     near = fitting[:MOST_ROWS] or [*dict.fromkeys([*_like(text, trained), *_like(text, evaluated)])]
     rest = ", …" if len(fitting) > MOST_ROWS else ""

@@ -13,7 +13,7 @@ from open_instruct.record.reader import RunRecord
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
 from open_instruct.watch.views import answer
-from open_instruct.watch.views_prompt import verdict
+from open_instruct.watch.views_prompt import _find, verdict
 
 
 @pytest.fixture(scope="module")
@@ -208,12 +208,16 @@ def test_row_is_found_by_the_end_of_its_place(runs: Runs, text: str) -> None:
 
 
 def test_row_that_is_several_rows_or_none_is_a_mistake(runs: Runs) -> None:
-    with pytest.raises(
-        Mistake, match=r"'line 1' fits 2 rows. Give .*: 'data/train.jsonl line 1', 'data/test.jsonl line 1'\."
-    ):
-        answer(runs, "row", {"row": "line 1"})
+    with pytest.raises(Mistake, match=r"'line 1' fits 2 rows. Give .*: 'a.jsonl line 1', 'b.jsonl line 1'\."):
+        _find("line 1", ["a.jsonl line 1", "b.jsonl line 1"], [])
     with pytest.raises(Mistake, match="'77' is no row that this run has used so far"):
         answer(runs, "row", {"row": "77"})
+
+
+def test_row_of_training_is_meant_where_one_of_an_evaluation_fits_too(runs: Runs) -> None:
+    view = answer(runs, "row", {"row": "line 1"})
+    assert (view["row"], view["others"]) == ("data/train.jsonl line 1", ["data/test.jsonl line 1"])
+    assert answer(runs, "row", {"row": "data/test.jsonl line 1"})["others"] == []
 
 
 def test_row_that_is_not_there_is_refused_with_those_like_it(runs: Runs) -> None:
