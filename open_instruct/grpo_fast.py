@@ -46,6 +46,7 @@ from open_instruct.registry import option_kinds
 from open_instruct.report.metric_names import alerts_are_on_metrics
 from open_instruct.report.run_log import RunLog
 from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
+from open_instruct.report.trackers import trackers_are_installed
 from open_instruct.rollouts.data_preparation import DataPreparation
 from open_instruct.run.components import SHUTDOWN_AFTER_FAILURE_S, SHUTDOWN_S
 from open_instruct.run.dry_run import dry_run, workflow_and_cause
@@ -266,6 +267,7 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
         collect_mistakes,
         plugins_are_found,
         alerts_are_on_metrics,
+        trackers_are_installed,
         weights_are_whole,
         tool_parsers_are_there,
         data_is_that_of_the_run,
