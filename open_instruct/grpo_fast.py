@@ -44,6 +44,7 @@ from open_instruct.learners.step_sums import NonfiniteSteps
 from open_instruct.option_text import shown
 from open_instruct.registry import option_kinds
 from open_instruct.report.metric_names import alerts_are_on_metrics
+from open_instruct.report.metrics_endpoint import metrics_port_is_free
 from open_instruct.report.run_log import RunLog
 from open_instruct.report.slack import ADDRESSES, slack_address, tell_slack
 from open_instruct.report.trackers import trackers_are_installed
@@ -268,6 +269,7 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
         plugins_are_found,
         alerts_are_on_metrics,
         trackers_are_installed,
+        metrics_port_is_free,
         weights_are_whole,
         tool_parsers_are_there,
         data_is_that_of_the_run,

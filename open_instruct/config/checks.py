@@ -34,6 +34,7 @@ from open_instruct.config.path_checks import (
     checkpoints_and_models_have_their_own_names,
     outputs_can_be_written,
     system_prompt_file_can_be_read,
+    the_receiver_of_traces_has_an_address,
 )
 from open_instruct.config.reward_checks import (
     evolving_rubrics_have_a_model,
@@ -192,6 +193,7 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
     "non_stop_penalty_value": ("non_stop_penalty", lambda args: args.non_stop_penalty),
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
     "watch": ("record", lambda args: args.record),
+    "metrics_host": ("metrics_port", lambda args: args.metrics_port is not None),
     "record_keep_steps": ("record", lambda args: args.record),
 }
 """Options that need another option: the name (and value) of that option, and whether it is set."""
@@ -439,6 +441,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     one_old_policy,
     rho_bounds_are_in_order,
     options_have_an_effect,
+    the_receiver_of_traces_has_an_address,
     rewards_fit_the_advantage,
     parts_know_their_denominators,
     active_sampling_has_something_to_replace,

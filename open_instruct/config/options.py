@@ -473,6 +473,14 @@ class TrackingOptions:
     """Send the metrics to wandb as well; offline where there is no network or no key."""
     report_to: list[Literal["wandb", "tensorboard", "trackio", "mlflow", "swanlab"]] = field(default_factory=list)
     """Trackers to which the metrics are sent as well (docs/guides/tracking.md), such as trackio tensorboard."""
+    metrics_port: int | None = limited(None, Limits(0, 65535))
+    """Port of http://127.0.0.1:PORT/metrics, which answers Prometheus with the newest value of each metric. 0: one that is
+    free. By default there is none."""
+    metrics_host: str = "127.0.0.1"
+    """Host of metrics_port. Whoever reaches it can read the metrics."""
+    otlp_traces_endpoint: str | None = None
+    """Where the life of each training prompt is sent as an OpenTelemetry trace: http://HOST:4317 (gRPC), or
+    http://HOST:4318/v1/traces (HTTP). By default nowhere."""
     wandb_project: str = "open_instruct"
     """Project in wandb, trackio and swanlab, and experiment in mlflow."""
     wandb_entity: str | None = None

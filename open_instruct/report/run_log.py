@@ -22,6 +22,7 @@ from open_instruct.report.answers_before_after import answers_before_and_after, 
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Accuracy, Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
+from open_instruct.report.metrics_endpoint import open_endpoint
 from open_instruct.report.metrics_file import (
     COMPLETIONS,
     STEP_KEY,
@@ -32,7 +33,7 @@ from open_instruct.report.metrics_file import (
 )
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
-from open_instruct.report.tracker import TrackerOptions, run_id_at
+from open_instruct.report.tracker import TrackerOptions, Trackers, run_id_at
 from open_instruct.report.trackers import make_tracker
 from open_instruct.storage.checkpoints import files_in
 from open_instruct.system.counted import counted
@@ -105,7 +106,8 @@ class RunLog:
         setup_logging(self._output_dir, args.verbose, component_log=component_log_file)
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
         self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
-        self._tracker = make_tracker(args.trackers, self._tracker_options(), dataclasses.asdict(args))
+        tracker = make_tracker(args.trackers, self._tracker_options(), dataclasses.asdict(args))
+        self._tracker = Trackers([tracker, *open_endpoint(args)])
         self._isolation = Isolation("a report")
         import_extensions(args.health_modules)
         self._health = HealthMonitor() if args.health else HealthMonitor([])
@@ -237,7 +239,7 @@ class RunLog:
             logger.warning("%s at step %d: %s", alarm.rule, training_step, alarm)
             facts = {"text": alarm.text, "cure": alarm.cure, "link": alarm.link}
             self.journal.event("health", rule=alarm.rule, step=training_step, **facts)
-            self._tracker.alert(alarm.rule, f"{alarm.text} {alarm.cure}", training_step)
+            self._tracker.alert(alarm.rule, str(alarm), training_step)
             alerts[f"{HEALTH}{alarm.rule}"] = alarm.text
         return {ALERTS: {**(earlier or {}), **alerts}} if alerts else {}
 

@@ -151,7 +151,9 @@ class BackgroundTracker(ABC):
         self._submit(lambda: self._alert(title, text, step))
 
     def finish(self, exit_code: int = 0) -> None:
-        if not self._background.end(lambda: self._isolated(lambda: self._finish(exit_code)), FINISH_TIMEOUT_S + GRACE_S):
+        if not self._background.end(
+            lambda: self._isolated(lambda: self._finish(exit_code)), FINISH_TIMEOUT_S + GRACE_S
+        ):
             logger.warning(
                 "%s hangs: the rows that it has not sent yet are lost there, and %d more that were not handed to it. "
                 "metrics.jsonl has all rows.",

@@ -29,7 +29,7 @@ from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Accuracy, Progress, ProgressLine, format_duration
 from open_instruct.report.log_files import setup_logging
 from open_instruct.report.metrics_file import MetricsWriter, read_metrics, to_json_value
-from open_instruct.report.tracker import Trackers, TrackerOptions
+from open_instruct.report.tracker import TrackerOptions, Trackers
 from open_instruct.report.trackers import make_tracker, wandb_tracker
 from open_instruct.report.trackers.wandb_tracker import WandbTracker
 from open_instruct.storage.atomic_file import write_atomically

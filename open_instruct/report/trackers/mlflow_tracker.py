@@ -1,5 +1,6 @@
 """MLflow: the server that `MLFLOW_TRACKING_URI` names, or a database in `mlflow/` of the run's directory."""
 
+import logging
 import os
 import re
 import time
@@ -18,7 +19,11 @@ MOST_METRICS, MOST_OPTIONS = 1000, 100
 """In one request; a server refuses more."""
 LONGEST_OPTION = 6000
 """Characters of an option's value; a server refuses more."""
-SETTINGS = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
 """Variables that are set unless the user has set them. By default a server that is away is asked for many minutes."""
 
 
@@ -50,6 +55,8 @@ class MlflowTracker(BackgroundTracker):
             os.environ.setdefault(name, value)
         from mlflow.tracking import MlflowClient
 
+        for library in ("mlflow", "alembic"):  # they tell how they make a database
+            logging.getLogger(library).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.address)
         experiment = client.get_experiment_by_name(self._options.project)
         place = client.create_experiment(self._options.project) if experiment is None else experiment.experiment_id

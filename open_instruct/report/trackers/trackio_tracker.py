@@ -65,7 +65,9 @@ class TrackioTracker(BackgroundTracker):
         import pandas
         import trackio
 
-        texts = [{key: str(value) if isinstance(value, list | dict) else value for key, value in row.items()} for row in rows]
+        texts = [
+            {key: str(value) if isinstance(value, list | dict) else value for key, value in row.items()} for row in rows
+        ]
         self._run.log({name: trackio.Table(dataframe=pandas.DataFrame(texts))}, step=step)
 
     def _alert(self, title: str, text: str, step: int) -> None:
@@ -79,15 +81,15 @@ class TrackioTracker(BackgroundTracker):
 
 
 def cut_later_rows(project: str, run_name: str, after_step: int) -> None:
-    """Remove the rows of later steps from trackio's database on this machine. A Space keeps them, and shows the later row too.
+    """Remove the rows of later steps from trackio's database on this machine, which is made if there is none. A Space keeps them,
+    and shows the later row too. trackio 0.43 has no call for that.
 
-    trackio 0.43 has no call for that.
+    Raises:
+        OSError: the database cannot be made; trackio itself would only warn, once rows are lost.
     """
     from trackio.sqlite_storage import SQLiteStorage
 
-    path = SQLiteStorage.get_project_db_path(project)
-    if not path.exists():
-        return
+    path = SQLiteStorage.init_db(project)
     with SQLiteStorage._get_process_lock(project), SQLiteStorage._get_connection(path) as connection:
         for table in ("metrics", "alerts"):
             connection.execute(f"DELETE FROM {table} WHERE run_name = ? AND step > ?", (run_name, after_step))
