@@ -15,7 +15,7 @@ INTRODUCTION = """# Metrics
 
 `python -m open_instruct.report.metric_names` writes this page anew.
 
-`metrics.jsonl` has a row per training step, and `--with_tracking` sends the same rows to wandb (x-axis `training_step`). The row
+`metrics.jsonl` has a row per training step, and trackers are sent the same rows (`--with_tracking`, `--report_to`). The row
 of a step is there when the step is over. When the evaluation of a step has ended, its `eval/*` are added to the row of the step.
 Names that open-instruct has mean the same here; **where they do not, the text says how**. A metric that is not known is left
 out of its row: there is no mean over nothing. Histograms are `{"edges": […], "counts": […]}` with 20 bins; wandb shows them

@@ -5,7 +5,6 @@ A receiver that is away costs the spans, and one warning.
 
 import hashlib
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -24,8 +23,6 @@ HTTP_PATH = "/v1/traces"
 """An address with this path is spoken to over HTTP, any other over gRPC."""
 EXPORT_S = 5.0
 """Seconds that the receiver has for one batch of spans."""
-CLOSE_S = 10.0
-"""Seconds that it has for what is left at the end of a run."""
 MOST_WAITING = 65_536
 """Spans that wait for the receiver. Further spans are lost."""
 Attributes = Mapping[Attribute, str | int | float | None]
@@ -68,10 +65,8 @@ class SpanSender:
         return OpenSpan(self._tracer, span, began, attributes, Context())
 
     def close(self) -> None:
-        """Send what is left, for at most `CLOSE_S`."""
-        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
-        thread.start()
-        thread.join(CLOSE_S)
+        """Send what is left. A receiver that is away may hold this up for half a minute."""
+        self._provider.shutdown()
 
 
 class OpenSpan:

@@ -49,7 +49,8 @@ GIVEN_UP = "given_up"
 LOST = "lost"
 MOST_WAITING = 100_000
 """Lives that wait to be made into spans. Further ones are left out."""
-CLOSE_S = 15.0
+CLOSE_S = 2.0
+"""Seconds that the receiver has at the end of a run, because the controller has to end soon."""
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from open_instruct.config.grpo_config import GRPOConfig
+from open_instruct.report import tracker as tracker_module
 from open_instruct.report.histogram import histogram
 from open_instruct.report.tracker import BackgroundTracker, TrackerOptions, Trackers
 from open_instruct.report.trackers import LIBRARIES, how_to_install, make_tracker, trackers_are_installed
@@ -42,6 +43,9 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrackerOptions:
     ):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "swanlab_home"))
+    monkeypatch.setattr(
+        tracker_module, "FINISH_TIMEOUT_S", 300.0
+    )  # making MLflow's database takes long on a busy machine
     if find_spec("trackio"):
         import trackio.sqlite_storage
         import trackio.utils
