@@ -34,6 +34,7 @@ from open_instruct.config.path_checks import (
     checkpoints_and_models_have_their_own_names,
     outputs_can_be_written,
     system_prompt_file_can_be_read,
+    the_receiver_of_traces_has_an_address,
 )
 from open_instruct.config.reward_checks import (
     evolving_rubrics_have_a_model,
@@ -196,6 +197,7 @@ NEEDS: dict[str, tuple[str, Callable[[GRPOConfig], bool]]] = {
     "overlong_penalty_factor": ("overlong_buffer_len", lambda args: args.overlong_buffer_len > 0),
     "save_traces": ("record", lambda args: args.record),
     "watch": ("record", lambda args: args.record),
+    "metrics_host": ("metrics_port", lambda args: args.metrics_port is not None),
     "record_keep_steps": ("record", lambda args: args.record),
 }
 """Options that need another option: the name (and value) of that option, and whether it is set."""
@@ -449,6 +451,7 @@ RULES: tuple[Callable[[GRPOConfig], Iterator[str]], ...] = (
     one_old_policy,
     rho_bounds_are_in_order,
     options_have_an_effect,
+    the_receiver_of_traces_has_an_address,
     rewards_fit_the_advantage,
     old_keys_are_kept_or_computed_again,
     parts_know_their_denominators,

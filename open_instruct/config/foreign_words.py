@@ -125,7 +125,7 @@ TRL: Mapping[str, Meaning] = {
         note="1 for some of each step in the log; all go to files",
     ),
     "num_completions_to_print": _is("show_samples"),
-    "report_to": TRACKING,
+    "report_to": _is("report_to", note="wandb, tensorboard, trackio, mlflow, swanlab; for none leave it out"),
     "logging_steps": _none("metrics are written at every step"),
     "train_dataset": DATA,
     "dataset_name": DATA,

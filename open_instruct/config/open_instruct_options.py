@@ -36,7 +36,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     **dict.fromkeys(
         (
             "data_loader_seed",
-            "report_to",
             "logging_steps",
             "dtype",
             "use_cache",

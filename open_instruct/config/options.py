@@ -391,7 +391,7 @@ class EvaluationOptions:
     responses (eval_temperature 0) are all the same, so more than 1 needs a higher temperature."""
     eval_completions: int = limited(64, Limits(-1))
     """Prompts of each evaluation set whose responses are written to completions/ in output_dir, and to the table
-    sample_completions of wandb. 0: none, -1: all."""
+    sample_completions of trackers. 0: none, -1: all."""
     eval_response_length: int | None = limited(None, COUNT)
     """Longest response in evaluation, in tokens. By default response_length."""
 
@@ -476,12 +476,22 @@ class TrackingOptions:
 
     with_tracking: bool = False
     """Send the metrics to wandb as well; offline where there is no network or no key."""
+    report_to: list[Literal["wandb", "tensorboard", "trackio", "mlflow", "swanlab"]] = field(default_factory=list)
+    """Trackers to which the metrics are sent as well (docs/guides/tracking.md), such as trackio tensorboard."""
+    metrics_port: int | None = limited(None, Limits(0, 65535))
+    """Port of http://127.0.0.1:PORT/metrics, which answers Prometheus with the newest value of each metric. 0: one that is
+    free. By default there is none."""
+    metrics_host: str = "127.0.0.1"
+    """Host of metrics_port. Whoever reaches it can read the metrics."""
+    otlp_traces_endpoint: str | None = None
+    """Where the life of each training prompt is sent as an OpenTelemetry trace: http://HOST:4317 (gRPC), or
+    http://HOST:4318/v1/traces (HTTP). By default nowhere."""
     wandb_project: str = "open_instruct"
-    """Project in wandb."""
+    """Project in wandb, trackio and swanlab, and experiment in mlflow."""
     wandb_entity: str | None = None
-    """User or team in wandb."""
+    """User or team in wandb, and workspace in swanlab."""
     wandb_group_name: str | None = None
-    """Group of runs in wandb."""
+    """Group of runs in wandb, trackio and swanlab."""
     send_slack_alerts: bool = False
     """Tell a Slack channel when the run has failed. The address is read from SLACK_WEBHOOK or
     SLACK_WEBHOOK_URL in the environment."""

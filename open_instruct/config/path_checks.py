@@ -1,8 +1,9 @@
-"""Checks that the files and directories that a run names can be read and written."""
+"""Checks that the files and directories that a run names can be read and written, and that its addresses are some."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.option_text import shown
@@ -47,3 +48,16 @@ def outputs_can_be_written(args: GRPOConfig) -> Iterator[str]:
             yield f"{shown(args, name)}: {first_existing} is a file. Give a directory."
         elif not os.access(first_existing, os.W_OK | os.X_OK):
             yield f"{shown(args, name)}: {first_existing} cannot be written to. Give another directory."
+
+
+def the_receiver_of_traces_has_an_address(args: GRPOConfig) -> Iterator[str]:
+    if args.otlp_traces_endpoint is None:
+        return
+    try:
+        parts = urlsplit(args.otlp_traces_endpoint)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        options = shown(args, "otlp_traces_endpoint")
+        yield f"{options}: no address. Give one such as http://localhost:4317, or http://localhost:4318/v1/traces."

@@ -31,7 +31,8 @@ from open_instruct.rc.statistics import RolloutProgress, RolloutStatistics, Thro
 from open_instruct.rc.stream import EntryTooLarge, StreamWriter
 from open_instruct.rc.worker import WorkerEnded, WorkerOptions, WorkerStarted
 from open_instruct.report.live_line import ProgressLine
-from open_instruct.report.tracker import Tracker, TrackerOptions, make_tracker, run_id_at
+from open_instruct.report.tracker import Tracker, TrackerOptions, run_id_at
+from open_instruct.report.trackers import make_tracker
 from open_instruct.system.processes import is_stopped
 from open_instruct.workflows.rc.state import InferenceProblemState, RCSettings
 from open_instruct.workflows.rc.types import REASONING, SUMMARIZATION, Problem, RolloutResult
@@ -152,7 +153,7 @@ class RCActorLoop:
         name = f"{Path(output_dir).name}-{self._phase.name}"
         run_id = run_id_at(Path(output_dir, self._phase.name))
         options = TrackerOptions(self._options.wandb.project, name, run_id, output_dir)
-        return make_tracker(self._options.wandb.use_wandb, options, asdict(self._phase.settings))
+        return make_tracker(["wandb"] if self._options.wandb.use_wandb else [], options, asdict(self._phase.settings))
 
     def _start_workers(self) -> None:
         for number in range(self._options.actor.rollout_workers):

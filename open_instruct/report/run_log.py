@@ -1,4 +1,4 @@
-"""All output of a run except checkpoints: `metrics.jsonl`, wandb, the live line, the table at the end, the plot."""
+"""All output of a run except checkpoints: `metrics.jsonl`, trackers, the live line, the table at the end, the plot."""
 
 import contextlib
 import dataclasses
@@ -22,6 +22,7 @@ from open_instruct.report.answers_before_after import answers_before_and_after, 
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Accuracy, Progress, ProgressLine
 from open_instruct.report.log_files import setup_logging
+from open_instruct.report.metrics_endpoint import open_endpoint
 from open_instruct.report.metrics_file import (
     COMPLETIONS,
     STEP_KEY,
@@ -32,7 +33,8 @@ from open_instruct.report.metrics_file import (
 )
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
-from open_instruct.report.tracker import TrackerOptions, make_tracker, run_id_at
+from open_instruct.report.tracker import TrackerOptions, Trackers, run_id_at
+from open_instruct.report.trackers import make_tracker
 from open_instruct.storage.checkpoints import files_in
 from open_instruct.system.counted import counted
 from open_instruct.system.interruption import tell
@@ -104,7 +106,8 @@ class RunLog:
         setup_logging(self._output_dir, args.verbose, component_log=component_log_file)
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
         self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
-        self._tracker = make_tracker(args.with_tracking, self._tracker_options(), dataclasses.asdict(args))
+        tracker = make_tracker(args.trackers, self._tracker_options(), dataclasses.asdict(args))
+        self._tracker = Trackers([tracker, *open_endpoint(args)])
         self._isolation = Isolation("a report")
         import_extensions(args.health_modules)
         self._health = HealthMonitor() if args.health else HealthMonitor([])
@@ -142,6 +145,7 @@ class RunLog:
         """The step loop begins after `training_step`. Cuts the rows of later steps that an earlier process has written."""
         last_kept = training_step if checkpoint is not None else -1
         num_cut = self._writer.truncate_after(last_kept)
+        self._tracker.started(last_kept)
         self._health.remember(newest_rows(self._writer.path, WINDOW))
         self._prompts.truncate_after(last_kept)
         self.journal.event("loop", after_step=training_step, checkpoint=checkpoint)
@@ -205,7 +209,7 @@ class RunLog:
 
     def evaluation(self, version: int, metrics: Mapping[str, Any]) -> None:
         """Add the evaluation of the weights after step `version` to the row of that step, or to a new row before the first step.
-        Write its `sample_completions` to a file, and send them to wandb as a table."""
+        Write its `sample_completions` to a file, and send them to trackers as a table."""
         metrics = dict(metrics)
         if rows := metrics.pop(COMPLETIONS, None):
             with self._isolation:
@@ -230,10 +234,12 @@ class RunLog:
         alerts = component_log.check_alerts(self._args.alerts, metrics)
         for alert in alerts.values():
             logger.warning("alert at step %d: %s", training_step, alert)
+            self._tracker.alert("alert", alert, training_step)
         for alarm in self._health.look(training_step, metrics):
             logger.warning("%s at step %d: %s", alarm.rule, training_step, alarm)
             facts = {"text": alarm.text, "cure": alarm.cure, "link": alarm.link}
             self.journal.event("health", rule=alarm.rule, step=training_step, **facts)
+            self._tracker.alert(alarm.rule, str(alarm), training_step)
             alerts[f"{HEALTH}{alarm.rule}"] = alarm.text
         return {ALERTS: {**(earlier or {}), **alerts}} if alerts else {}
 

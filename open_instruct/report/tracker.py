@@ -1,59 +1,82 @@
-"""Sends metrics to wandb, which must never stop a run. wandb is imported when it is first needed."""
+"""Trackers: destinations of metrics in addition to `metrics.jsonl`. They must never stop a run, nor hold it up.
 
-import contextlib
+`trackers/` has a module for each library, which is imported when a run names it. `BackgroundTracker` is what all of them share:
+a thread of their own, one warning if they fail, one if they hang.
+"""
+
 import hashlib
 import logging
-import os
-import ssl
-import urllib.error
-import urllib.request
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import psutil
-
-from open_instruct.report.histogram import is_histogram
 from open_instruct.report.isolation import Isolation
-from open_instruct.report.metrics_file import STEP_KEY, to_json_value
+from open_instruct.report.metrics_file import to_json_value
 from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.system.background_calls import BackgroundCalls
-from open_instruct.system.secret_masking import masked
 
 logger = logging.getLogger(__name__)
 
-WANDB_INIT_TIMEOUT_S = 20.0
-WANDB_FINISH_TIMEOUT_S = 30.0
-WANDB_ANSWER_TIMEOUT_S = 5.0
-WANDB_GRACE_S = 5.0
-"""Additional seconds for wandb to notice that its own limit is over."""
-WANDB_MAX_ROWS_WAITING = 1000
-"""Most rows of metrics that wait for wandb. Further rows are not sent to wandb."""
+FINISH_TIMEOUT_S = 30.0
+"""Seconds that a tracker has at the end of a run to send what waits."""
+GRACE_S = 5.0
+"""Additional seconds for a library to notice that its own limit is over."""
+MAX_ROWS_WAITING = 1000
+"""Most rows of metrics that wait for a tracker. Further rows are not sent to it."""
 
 
 class Tracker(Protocol):
-    """A destination of metrics in addition to `metrics.jsonl`."""
+    """A destination of metrics in addition to `metrics.jsonl`. No call waits, except `finish`."""
 
-    def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
-
-    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None: ...
-
-    def finish(self, exit_code: int = 0) -> None: ...
-
-
-class NullTracker:
-    """Tracks nothing."""
+    def started(self, after_step: int) -> None:
+        """The step loop begins after this step (-1: with nothing done). Rows of later steps, which an earlier process has sent,
+        are cut, or are overwritten when their step comes again."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        pass
+        """Send the metrics of a step, or further metrics of it."""
 
     def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        pass
+        """Send a table. All its rows have the same columns."""
+
+    def alert(self, title: str, text: str, step: int) -> None:
+        """Tell people that something is wrong with the run, where the library can."""
 
     def finish(self, exit_code: int = 0) -> None:
-        pass
+        """Send what waits, for at most `FINISH_TIMEOUT_S`, and end."""
+
+
+class Trackers:
+    """Several trackers, or none, as one."""
+
+    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
+        self.trackers = tuple(trackers)
+
+    def started(self, after_step: int) -> None:
+        for tracker in self.trackers:
+            tracker.started(after_step)
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        for tracker in self.trackers:
+            tracker.log(metrics, step)
+
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        for tracker in self.trackers:
+            tracker.log_table(name, rows, step)
+
+    def alert(self, title: str, text: str, step: int) -> None:
+        for tracker in self.trackers:
+            tracker.alert(title, text, step)
+
+    def finish(self, exit_code: int = 0) -> None:
+        """All at the same time, so that several that hang take no longer than one."""
+        threads = [threading.Thread(target=tracker.finish, args=(exit_code,)) for tracker in self.trackers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 EARLIER = "earlier_"
@@ -65,14 +88,14 @@ removed."""
 
 @dataclass(frozen=True)
 class TrackerOptions:
-    """Names under which a run is found in wandb, and where its files are."""
+    """Names under which a run is found in a tracker, and where its files are."""
 
     project: str
     name: str
     run_id: str
-    """Letters, digits, `-` and `_`. A resumed run has the same id, so that wandb continues its curves."""
+    """Letters, digits, `-` and `_`. A resumed run has the same id, so that a tracker continues its curves."""
     output_dir: str
-    """Its subdirectory `wandb/` holds wandb's files, and an offline run for `wandb sync`."""
+    """Its subdirectory `wandb/` holds wandb's files, and an offline run for `wandb sync`; others have theirs beside it."""
     entity: str | None = None
     group: str | None = None
 
@@ -102,142 +125,78 @@ def _run_number(place: Path) -> int:
         return len(list(place.glob(f"{EARLIER}*")))
 
 
-class WandbTracker:
-    """Sends the rows of `metrics.jsonl` to wandb, under the same keys. `make_tracker` makes it."""
+class BackgroundTracker(ABC):
+    """A library in a thread of its own. What it raises is logged once, and so is that it hangs; the run goes on.
 
-    def __init__(self, options: TrackerOptions, config: Mapping[str, Any]):
-        import wandb
+    A subclass says in `_log` and the others what to do there. It gets values as `to_json_value` makes them.
+    """
 
-        self._isolation = Isolation("wandb")
-        self._background = BackgroundCalls("wandb", WANDB_MAX_ROWS_WAITING)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._isolation = Isolation(name)
+        self._background = BackgroundCalls(name, MAX_ROWS_WAITING)
         self._num_left_out = 0
-        self._wandb = wandb
-        if self._can_go_online():
-            try:
-                self._run = self._init(options, config, mode="online")
-            except Exception as error:
-                logger.warning("wandb is out of reach, tracking offline: %s: %s", type(error).__name__, error)
-                # Without this call the remains of the failed attempt would still hold the run's id.
-                wandb.teardown()
-                self._run = self._init(options, config, mode="offline")
-        else:
-            self._run = self._init(options, config, mode="offline")
-        # A resumed run repeats steps that wandb has already received, and wandb's own step counter would refuse them.
-        self._run.define_metric("*", step_metric=STEP_KEY)
 
-    def _can_go_online(self) -> bool:
-        if os.environ.get("WANDB_MODE", "online") != "online":
-            return False
-        # Without `prompt=False` wandb asks for the key on a terminal.
-        if not self._wandb.login(prompt=False, verify=False, timeout=int(WANDB_INIT_TIMEOUT_S)):
-            logger.warning("wandb has no key (WANDB_API_KEY): tracking offline")
-            return False
-        url = self._wandb.setup().settings.base_url
-        # wandb itself takes 40 s to find out that the server does not answer.
-        if not answers(url, timeout_s=WANDB_ANSWER_TIMEOUT_S):
-            logger.warning("%s does not answer: tracking offline", url)
-            return False
-        return True
-
-    def _init(self, options: TrackerOptions, config: Mapping[str, Any], *, mode: Literal["online", "offline"]) -> Any:
-        Path(options.output_dir).mkdir(parents=True, exist_ok=True)
-        settings = self._wandb.Settings(
-            init_timeout=WANDB_INIT_TIMEOUT_S,
-            finish_timeout=WANDB_FINISH_TIMEOUT_S,
-            console="off",  # wandb must not record the live line
-        )
-        return self._wandb.init(
-            project=options.project,
-            entity=options.entity,
-            group=options.group,
-            name=options.name,
-            id=options.run_id,
-            dir=options.output_dir,
-            config=to_json_value(config),
-            mode=mode,
-            resume="allow" if mode == "online" else None,
-            settings=settings,
-        )
+    def started(self, after_step: int) -> None:
+        self._submit(lambda: self._start(after_step))
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Queue a row for wandb without waiting, because wandb may hang (its helper process, a file system)."""
-        self._submit(lambda: self._log({STEP_KEY: step, **metrics}))
+        row = dict(metrics)  # the caller may go on to change its own
+        self._submit(lambda: self._log(to_json_value(row), step))
 
     def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Queue a table for wandb without waiting. All its rows have the same columns."""
         self._submit(lambda: self._log_table(name, rows, step))
 
+    def alert(self, title: str, text: str, step: int) -> None:
+        self._submit(lambda: self._alert(title, text, step))
+
+    def finish(self, exit_code: int = 0) -> None:
+        if not self._background.end(
+            lambda: self._isolated(lambda: self._finish(exit_code)), FINISH_TIMEOUT_S + GRACE_S
+        ):
+            logger.warning(
+                "%s hangs: the rows that it has not sent yet are lost there, and %d more that were not handed to it. "
+                "metrics.jsonl has all rows.",
+                self.name,
+                self._num_left_out,
+            )
+            self._give_up()
+
     def _submit(self, call: Callable[[], None]) -> None:
-        if not self._background.submit(call):
+        if not self._background.submit(lambda: self._isolated(call)):
             if self._num_left_out == 0:
                 logger.warning(
-                    "wandb hangs: the run goes on, and wandb lacks some rows (metrics.jsonl has all of them)"
+                    "%s hangs: the run goes on, and %s lacks some rows (metrics.jsonl has all of them)",
+                    self.name,
+                    self.name,
                 )
             self._num_left_out += 1
 
-    def _log(self, row: Mapping[str, Any]) -> None:
+    def _isolated(self, call: Callable[[], None]) -> None:
         with self._isolation:
-            self._run.log({key: self._to_wandb(value) for key, value in row.items()})
+            call()
 
-    def _log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
-        with self._isolation:
-            data: list[Any] = [
-                [str(value) if isinstance(value, list | dict) else value for value in row.values()] for row in rows
-            ]
-            self._run.log({STEP_KEY: step, name: self._wandb.Table(columns=list(rows[0]), data=data)})
+    # --- what a library does, in its thread ---------------------------------------------------------------------------
 
-    def _to_wandb(self, value: Any) -> Any:
-        value = to_json_value(value)
-        if is_histogram(value):
-            return self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
-        return self._wandb.Histogram(value) if isinstance(value, list) and value else value
+    def _start(self, after_step: int) -> None:  # noqa: B027, a library may have nothing to do
+        """Begin after this step, and cut the rows of later steps."""
 
-    def finish(self, exit_code: int = 0) -> None:
-        """Send the remaining rows, for at most `WANDB_FINISH_TIMEOUT_S`, and end wandb's helper process, by force if needed."""
-        if not self._background.end(lambda: self._finish(exit_code), WANDB_FINISH_TIMEOUT_S + WANDB_GRACE_S):
-            logger.warning(
-                "wandb hangs: the rows that it has not sent yet are lost there, and %d more that were not handed to it. "
-                "metrics.jsonl has all rows.",
-                self._num_left_out,
-            )
-            _kill_helpers()  # at the end of this process wandb would wait for them
+    @abstractmethod
+    def _log(self, row: Mapping[str, Any], step: int) -> None: ...
 
-    def _finish(self, exit_code: int) -> None:
-        with self._isolation:
-            self._run.finish(exit_code=exit_code)
-        with self._isolation:
-            self._wandb.teardown(exit_code=exit_code)
+    def _log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:  # noqa: B027
+        """By default tables are left out."""
+
+    def _alert(self, title: str, text: str, step: int) -> None:  # noqa: B027
+        """By default alerts are told nobody: the row of the step has them."""
+
+    def _finish(self, exit_code: int) -> None:  # noqa: B027
+        """The run is over."""
+
+    def _give_up(self) -> None:  # noqa: B027
+        """The library hangs, and the process is about to end."""
 
 
-def _kill_helpers() -> None:
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "wandb" in child.name():
-                child.kill()
-
-
-def answers(url: str, *, timeout_s: float) -> bool:
-    """Whether an HTTP server answers, through the proxy if one is set. Any answer counts, even an error."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=timeout_s):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except urllib.error.URLError as error:
-        # A certificate error counts as an answer, because wandb checks certificates itself and may trust others.
-        return isinstance(error.reason, ssl.SSLError)
-    except (OSError, HTTPException):  # HTTPException: the answer is not HTTP
-        return False
-
-
-def make_tracker(with_tracking: bool, options: TrackerOptions, config: Mapping[str, Any]) -> Tracker:
-    """A tracker for wandb if `with_tracking`, else a tracker that does nothing. wandb works offline without a network or a key.
-    If wandb cannot be started at all, nothing is tracked.
-
-    wandb never asks the user for input. Without a network this call takes some seconds; with a network that fails half-way it
-    takes less than a minute.
-    """
-    if with_tracking:
-        with Isolation("wandb"):
-            return WandbTracker(options, masked(config))
-    return NullTracker()
+def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a row that are one number each. Truth values count as 0 and 1."""
+    return {name: float(value) for name, value in row.items() if isinstance(value, bool | int | float)}

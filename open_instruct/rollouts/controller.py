@@ -28,7 +28,8 @@ from open_instruct.data.prompt_dataset import PromptDataset
 from open_instruct.data.run_tokenizer import read_tokenizer
 from open_instruct.data_types import Box, PromptRequest
 from open_instruct.report.metrics_file import COMPLETIONS
-from open_instruct.report.tracker import TrackerOptions, make_tracker
+from open_instruct.report.tracker import TrackerOptions
+from open_instruct.report.trackers import make_tracker
 from open_instruct.rollouts.batch_producer import BatchProducer
 from open_instruct.rollouts.batch_progress import RolloutNews
 from open_instruct.rollouts.data_preparation import DataPreparation
@@ -150,7 +151,9 @@ class RolloutController:
             message_queue,
             record,
         )
-        self._tracker = make_tracker(options.wandb_run_id is not None, _tracker_options(args, options), {})
+        self._tracker = make_tracker(
+            ["wandb"] if options.wandb_run_id is not None else [], _tracker_options(args, options), {}
+        )
         self._reports = RolloutReports(
             args, flow, self._feeder, self._preparation, self._producer, evaluations, requests
         )

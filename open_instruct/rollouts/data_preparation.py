@@ -173,8 +173,10 @@ class DataPreparation:
                 self._leave_out(result, group)
             elif result.is_eval:
                 self._take_into_evaluation(group)
-            elif not self.ask_teacher(group):
-                self.scored.put(group)
+            else:
+                self._record.scored(result, score_s)
+                if not self.ask_teacher(group):
+                    self.scored.put(group)
         except TooFewScored as error:
             self._threads.fail(error)
         except Exception as error:  # an exception of a callback would be lost

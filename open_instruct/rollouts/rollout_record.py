@@ -16,6 +16,7 @@ from open_instruct.record.samples import RecordedGroup
 from open_instruct.record.writer import Exports, LearnerValues, RecordWriter
 from open_instruct.rollouts.prompt_ledger import IssuedPrompt
 from open_instruct.rollouts.prompt_requests import PromptRequests
+from open_instruct.rollouts.prompt_traces import PromptTraces, open_traces
 from open_instruct.rollouts.step_assembly import PartialBatch
 from open_instruct.scored_groups import UNSCORED, ScoredGroup
 
@@ -30,7 +31,8 @@ CLOSE_S = 2.0
 
 
 class RolloutRecord:
-    """The record of a run's samples, from `start` on. Without `--record` nothing is written.
+    """The record of a run's samples, from `start` on, and the traces of its prompts. Without `--record` nothing is written, and
+    without `--otlp_traces_endpoint` nothing is sent.
 
     Args:
         exports: writes the files of `--save_traces`.
@@ -41,9 +43,11 @@ class RolloutRecord:
         self._requests = requests
         self._exports = exports
         self._writer: RecordWriter | None = None
+        self._traces: PromptTraces | None = None
 
     def start(self, training_step: int) -> None:
         """The run goes on after `training_step`."""
+        self._traces = open_traces(self._args)
         if self._args.record:
             keep = self._args.record_keep_steps
             directory = Path(self._args.output_dir) / RECORD
@@ -53,6 +57,13 @@ class RolloutRecord:
     def issued(self, prompt: IssuedPrompt) -> None:
         """A training prompt goes to the engines."""
         self._note("issued", prompt.prompt_id, attempt=prompt.num_issues - 1, version=prompt.version)
+        if self._traces is not None:
+            self._traces.issued(prompt)
+
+    def scored(self, result: GenerationResult, score_s: float) -> None:
+        """The responses to a training prompt have their scores."""
+        if self._traces is not None:
+            self._traces.scored(result, score_s)
 
     def given_up(self, result: GenerationResult, *, is_tried_again: bool) -> None:
         """An engine has given up a training prompt, or too few of its responses were scored."""
@@ -63,11 +74,15 @@ class RolloutRecord:
             cause=result.error,
             is_tried_again=is_tried_again,
         )
+        if self._traces is not None:
+            self._traces.given_up(result)
 
     def lost(self, prompt_ids: Sequence[str]) -> None:
         """These prompts were lost with an engine, and are issued again."""
         for prompt_id in prompt_ids:
             self._note("lost", prompt_id)
+        if self._traces is not None:
+            self._traces.lost(prompt_ids)
 
     def _note(self, kind: str, prompt_id: str, **fields: object) -> None:
         if self._writer is not None:
@@ -83,6 +98,8 @@ class RolloutRecord:
         oldest_trained_version: int = 0,
     ) -> None:
         """A step has taken a group, or has left it out."""
+        if self._traces is not None:
+            self._traces.took(training_step, group.result, prompt, outcome)
         if self._writer is None:
             return
         if group.left_out_as:  # restored without its tokens
@@ -103,6 +120,8 @@ class RolloutRecord:
 
     def commit(self, training_step: int, tokens: "Sequence[ray.ObjectRef]") -> None:
         """The step is trained. `tokens`: for each share of the data a reference to its `StepSums.token_values`."""
+        if self._traces is not None:
+            self._traces.trained(training_step)
         if self._writer is not None:
             self._writer.commit(training_step, _values_of_learners(training_step, tokens))
 
@@ -126,7 +145,9 @@ class RolloutRecord:
             logger.warning("the record is still being written after %g s", FLUSH_S)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write and send what is left."""
+        if self._traces is not None:
+            self._traces.close()
         if self._writer is not None:
             self._writer.close(CLOSE_S)
 

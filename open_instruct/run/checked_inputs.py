@@ -18,6 +18,8 @@ from open_instruct.engines.vllm_tool_parsers import tool_parsers_are_there
 from open_instruct.option_text import shown
 from open_instruct.registry import option_kinds
 from open_instruct.report.metric_names import alerts_are_on_metrics
+from open_instruct.report.metrics_endpoint import metrics_port_is_free
+from open_instruct.report.trackers import trackers_are_installed
 from open_instruct.run.dry_run import dry_run
 from open_instruct.run.run_saving import resumes_the_same_run
 from open_instruct.system.interruption import tell
@@ -70,6 +72,8 @@ def validators(inputs: list[RunInputs]) -> list[Callable[[GRPOConfig], list[str]
         collect_mistakes,
         plugins_are_found,
         alerts_are_on_metrics,
+        trackers_are_installed,
+        metrics_port_is_free,
         weights_are_whole,
         tool_parsers_are_there,
         data_is_that_of_the_run,

@@ -34,7 +34,7 @@ RESULTS = (
 MODELS = MODEL, f"step_{NUMBER}"
 """Patterns of the directories that a run saves models in. They are of a run only if it has trained a step."""
 ACCOMPANIMENT = (
-    *("logs/driver.log", LOG_FILE, OPTIONS_FILE, "options_[0-9]*.json"),
+    *("logs/driver.log", LOG_FILE, OPTIONS_FILE, "options_[0-9]*.json", "tensorboard"),
     *(f"{RECORD}/{name}" for name in ("record.json", "starts.jsonl", "events.jsonl", "prompts.jsonl", "undone")),
 )
 """What moves together with results, and stays without them."""

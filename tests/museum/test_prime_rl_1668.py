@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from exhibit import Exhibit
 
-from open_instruct.report.tracker import TrackerOptions, WandbTracker
+from open_instruct.report.tracker import TrackerOptions
+from open_instruct.report.trackers.wandb_tracker import WandbTracker
 
 EXHIBIT = Exhibit(
     reports=("PrimeIntellect-ai/prime-rl #1668", "wandb/wandb #4482"),
@@ -17,7 +18,7 @@ EXHIBIT = Exhibit(
     happened="wandb numbers its rows upwards and ignores a row whose number it has passed. A run that resumed from an "
     "earlier checkpoint, or whose counters had drifted apart, lost its rows with a warning.",
     here="Rows carry their training step as a value, which is the axis of all curves, and wandb's own number is never "
-    "given (`report/tracker.py`). `metrics.jsonl` has all rows in any case.",
+    "given (`report/trackers/wandb_tracker.py`). `metrics.jsonl` has all rows in any case.",
 )
 Row = Mapping[str, Any]
 Log = Callable[["Service", int, Row], None]

@@ -1,12 +1,15 @@
 """The list of metrics: what a run writes is in it, and the page is made from it."""
 
+import ast
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 
 from open_instruct.config.grpo_config import GRPOConfig
-from open_instruct.report.metric_names import ABSENT, PAGE, SECTIONS, alerts_are_on_metrics, find, page
+from open_instruct.report.metric_names import PAGE, alerts_are_on_metrics, find, page
+from open_instruct.report.metric_table import ABSENT, SECTIONS, Metric
 
 SOURCES = Path(__file__).parents[2] / "open_instruct"
 NAMES = """
@@ -33,9 +36,58 @@ eval/model_step_max eval/num_steps_off_policy eval/stale_results_dropped eval/ac
 """
 THEIRS = NAMES.split()
 """Metrics of open-instruct."""
-LITERAL = re.compile(
-    r'"((?:val|objective|batch|time|loss|policy|optim|debug|eval|engines|memory|freshness|over_issue)/\w+)"'
-)
+HOLE = "\0"
+"""Stands for what an f-string puts in."""
+NOT_EMITTERS = ("report/metric_table.py", "report/metric_names.py", "health/rules/", "watch/")
+COMPOSED = {
+    *("objective/x_not_scored", "objective/x_failures", "rewards/x/not_scored", "rewards/x/failures"),
+    "rc/x",
+}
+"""Metrics whose names are put together from several texts."""
+PIECES = {"time/engine_pause", "agent_loop/num_preempted"}
+"""Texts that such names begin with."""
+
+
+def emitted() -> set[str]:
+    """The texts in the code, with `HOLE` for what varies, apart from those that read metrics."""
+    texts = set()
+    for path in SOURCES.rglob("*.py"):
+        if str(path.relative_to(SOURCES)).startswith(NOT_EMITTERS):
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in nodes:
+            if isinstance(node, ast.JoinedStr):
+                texts.add("".join(str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                texts.add(node.value)
+    return texts
+
+
+def names_of(metric: Metric) -> list[str]:
+    """The names that a metric stands for, with `x` for what may be anything."""
+    parts = [
+        part[1:-1].split("|") if "|" in part else ["x" if part.startswith("<") else part]
+        for part in re.split(r"(<[^>]*>)", metric.name)
+    ]
+    return ["".join(choice).replace("…", "x") for choice in itertools.product(*parts)]
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    return re.compile(r"\S+".join(map(re.escape, text.split(HOLE))))
+
+
+def is_key(text: str) -> bool:
+    """Whether a text looks like a metric: it begins as some do, and is not the beginning of one alone."""
+    firsts = {name.split("/")[0] for name in TABLE if "/" in name} - {"x"}
+    return (
+        text.split("/")[0] in firsts
+        and re.fullmatch(rf"\w+/[\w/{HOLE}]*[^\W_]|\w+/[\w/{HOLE}]*{HOLE}", text) is not None
+    )
+
+
+METRICS = [metric for metrics in SECTIONS.values() for metric in metrics]
+TABLE = [name for metric in METRICS for name in names_of(metric)]
 
 
 def test_the_page_is_made_from_the_list() -> None:
@@ -48,12 +100,36 @@ def test_each_metric_of_open_instruct_is_there_or_said_to_be_absent(name: str) -
     assert (find(name) is not None) != (name in absent)
 
 
-def test_metrics_in_the_code_are_on_the_list() -> None:
-    files = [path for path in SOURCES.rglob("*.py") if path.name != "metric_names.py"]
-    literals = {name for path in files for name in LITERAL.findall(path.read_text())}
-    beginnings = {"time/engine_pause", "debug/vllm_vs_local_logprob_diff_"}
-    assert len(literals) > 80
-    assert {name for name in literals if find(name) is None} == beginnings
+def unknown(texts: set[str]) -> set[str]:
+    """Texts that look like metrics and are none of the table."""
+    beginnings = {text.rstrip("/_") for text in texts if text.endswith(("/", "_"))}
+    keys = {text for text in texts if is_key(text) and text not in beginnings}
+    return {key for key in keys if find(key.replace(HOLE, "x")) is None and not any(map(pattern(key).fullmatch, TABLE))}
+
+
+def test_what_the_code_emits_is_in_the_table() -> None:
+    texts = emitted()
+    assert sum(map(is_key, texts)) > 200
+    assert unknown(texts) == PIECES
+
+
+def test_a_name_that_is_not_in_the_table_is_noticed() -> None:
+    assert unknown(
+        {"time/sleeping", f"val/mean_of_{HOLE}", "time/total", f"freshness/{HOLE}", "time/", "docs/time"}
+    ) == {
+        "time/sleeping",
+        f"val/mean_of_{HOLE}",
+    }
+
+
+def test_what_is_in_the_table_is_emitted() -> None:
+    """A metric that was renamed or removed in the code fails here."""
+    texts = emitted()
+    templates = [pattern(text) for text in texts if HOLE in text and re.match(r"\w+/", text)]
+    absent = {
+        name for name in TABLE if name not in texts and not any(template.fullmatch(name) for template in templates)
+    }
+    assert absent == COMPOSED
 
 
 def test_names_are_on_the_list_once() -> None:

@@ -24,13 +24,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from open_instruct.report import metrics_file
-from open_instruct.report import tracker as tracker_module
 from open_instruct.report.histogram import histogram
 from open_instruct.report.isolation import Isolation
 from open_instruct.report.live_line import Accuracy, Progress, ProgressLine, format_duration
 from open_instruct.report.log_files import setup_logging
 from open_instruct.report.metrics_file import MetricsWriter, read_metrics, to_json_value
-from open_instruct.report.tracker import NullTracker, Tracker, TrackerOptions, WandbTracker, make_tracker
+from open_instruct.report.tracker import TrackerOptions, Trackers
+from open_instruct.report.trackers import make_tracker, wandb_tracker
+from open_instruct.report.trackers.wandb_tracker import WandbTracker
 from open_instruct.storage.atomic_file import write_atomically
 from open_instruct.system.interruption import Interrupted
 
@@ -255,14 +256,19 @@ def offline_runs(options: TrackerOptions) -> list[Path]:
     return list(Path(options.output_dir).glob("wandb/offline-run-*/run-abc123.wandb"))
 
 
-def run_id_of(tracker: Tracker) -> str:
+def wandb_of(trackers: Trackers) -> WandbTracker:
+    (tracker,) = trackers.trackers
     assert isinstance(tracker, WandbTracker)
-    return tracker._run.id
+    return tracker
+
+
+def run_id_of(trackers: Trackers) -> str:
+    return wandb_of(trackers)._run.id
 
 
 def test_without_tracking_nothing_is_written(options: TrackerOptions) -> None:
-    tracker = make_tracker(False, options, {})
-    assert isinstance(tracker, NullTracker)
+    tracker = make_tracker([], options, {})
+    assert tracker.trackers == ()
     tracker.log({"scores": 1.0}, 1)
     tracker.finish()
     assert not Path(options.output_dir).exists()
@@ -270,7 +276,7 @@ def test_without_tracking_nothing_is_written(options: TrackerOptions) -> None:
 
 @pytest.mark.timeout(120)
 def test_without_a_key_wandb_tracks_offline_and_asks_nothing(options: TrackerOptions) -> None:
-    tracker = make_tracker(True, options, {"seed": 1, "lists": ["a", 1.0]})
+    tracker = make_tracker(["wandb"], options, {"seed": 1, "lists": ["a", 1.0]})
     assert run_id_of(tracker) == "abc123"
     tracker.log({"scores": np.float32(0.5), "val/solve_rate_hist": [0.0, 0.5, 1.0], "kl": float("nan")}, 1)
     tracker.log({"val/advantages_hist": histogram([0.0, 1.0])}, 2)
@@ -340,10 +346,10 @@ def test_with_a_key_but_no_service_wandb_falls_back_to_offline(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{request.getfixturevalue(server)}")
-    monkeypatch.setattr(tracker_module, "WANDB_INIT_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(tracker_module, "WANDB_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(wandb_tracker, "WANDB_INIT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(wandb_tracker, "WANDB_ANSWER_TIMEOUT_S", 1.0)
     start = time.monotonic()
-    tracker = make_tracker(True, options, {})
+    tracker = make_tracker(["wandb"], options, {})
     tracker.log({"scores": 1.0}, 1)
     tracker.finish()
     assert time.monotonic() - start < 60
@@ -362,7 +368,7 @@ def test_something_else_than_a_web_server_is_no_answer() -> None:
 
         thread = threading.Thread(target=greet, daemon=True)
         thread.start()
-        assert not tracker_module.answers(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=5.0)
+        assert not wandb_tracker.answers(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=5.0)
         thread.join(5.0)
 
 
@@ -370,13 +376,12 @@ def test_something_else_than_a_web_server_is_no_answer() -> None:
 def test_a_broken_wandb_is_warned_of_once(
     options: TrackerOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tracker = make_tracker(True, options, {})
-    assert isinstance(tracker, WandbTracker)
+    tracker = make_tracker(["wandb"], options, {})
 
     def broken(_: object) -> None:
         raise RuntimeError("service died")
 
-    monkeypatch.setattr(tracker._run, "log", broken)
+    monkeypatch.setattr(wandb_of(tracker)._run, "log", broken)
     caplog.clear()
     for step in range(3):
         tracker.log({}, step)
@@ -390,11 +395,12 @@ HUNG = """
 import logging, sys, time
 import psutil
 from open_instruct.report import tracker as tracker_module
-from open_instruct.report.tracker import TrackerOptions, make_tracker
+from open_instruct.report.tracker import TrackerOptions
+from open_instruct.report.trackers import make_tracker
 
 logging.basicConfig()
-tracker_module.WANDB_FINISH_TIMEOUT_S, tracker_module.WANDB_GRACE_S, tracker_module.WANDB_MAX_ROWS_WAITING = 1.0, 2.0, 50
-tracker = make_tracker(True, TrackerOptions("test", "run 1", "abc123", sys.argv[1]), {})
+tracker_module.FINISH_TIMEOUT_S, tracker_module.GRACE_S, tracker_module.MAX_ROWS_WAITING = 1.0, 2.0, 50
+tracker = make_tracker(["wandb"], TrackerOptions("test", "run 1", "abc123", sys.argv[1]), {})
 helpers = [child for child in psutil.Process().children() if "wandb" in child.name()]
 assert helpers
 for helper in helpers:
@@ -427,7 +433,7 @@ def test_a_wandb_that_cannot_start_leaves_a_run_without_tracker(
     options: TrackerOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # import wandb fails
-    assert isinstance(make_tracker(True, options, {}), NullTracker)
+    assert make_tracker(["wandb"], options, {}).trackers == ()
     assert "the run goes on without" in caplog.text
 
 

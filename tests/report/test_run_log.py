@@ -15,11 +15,19 @@ from open_instruct.report.run_summary import PromptCounts, RunSummary
 
 
 class FakeTracker:
-    """Remembers what wandb would be told."""
+    """Remembers what a tracker is told."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, Any]]] = []
         self.exit_code: int | None = None
+        self.alerts: list[tuple[str, str, int]] = []
+        self.starts: list[int] = []
+
+    def started(self, after_step: int) -> None:
+        self.starts.append(after_step)
+
+    def alert(self, title: str, text: str, step: int) -> None:
+        self.alerts.append((title, text, step))
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         self.rows.append((step, dict(metrics)))
