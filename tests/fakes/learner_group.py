@@ -117,8 +117,8 @@ class Learners:
         group = copy.copy(_GROUPS[-1][0])
         group.workers = workers
         self.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        refs = [worker.__ray_call__.remote(renumber, rank, num_learners) for rank, worker in enumerate(workers)]
-        self.ray.get(refs, timeout=TIMEOUT_S)
+        renumbered = [worker.__ray_call__.remote(renumber, rank, num_learners) for rank, worker in enumerate(workers)]
+        self.ray.get(renumbered, timeout=TIMEOUT_S)
         return group
 
     def close(self) -> None:
