@@ -1,6 +1,5 @@
 """A group of real learner actors, and samples for it to train on."""
 
-import copy
 import gc
 import importlib
 import sys
@@ -36,10 +35,8 @@ def make_samples(num: int, *, seed: int = 0, num_tokens: int = 60) -> list[Train
     return samples
 
 
-_IDLE: list[Any] = []
-"""Learners whose test has ended; whoever comes next takes as many as it needs. On one machine all nodes are this one."""
-_GROUPS: list[tuple[Any, Any]] = []
-"""What was started: groups, each with its placement group."""
+_IDLE: dict[int, tuple[Any, Any]] = {}
+"""Groups whose test has ended, with their places, by the number of learners. On one machine all nodes are this one."""
 
 
 class Learners:
@@ -50,7 +47,7 @@ class Learners:
         options = {"use_rho_correction": False, **options}
         self.args = make_args(learning_rate=LEARNING_RATE, total_episodes=16 * 4, **options)
         self.ray = ray
-        self.group = self._take_group()
+        self.group, self._places = _IDLE.pop(self.args.num_learners, None) or self._new_group()
         self.num_steps = 0
         started = self.group.async_init(self.args, with_ref=self.args.load_ref_policy)
         assert ray.get(started, timeout=TIMEOUT_S) == [0] * self.args.num_learners
@@ -107,60 +104,47 @@ class Learners:
         self.ray.get(self.group.async_save_model(0, directory=str(directory), with_optimizer=False), timeout=TIMEOUT_S)
         return load_file(directory / "model.safetensors")
 
-    def _take_group(self) -> Any:
-        """A group of idle learners, and of new ones where these do not suffice."""
-        num_learners = self.args.num_learners
-        workers = [_IDLE.pop(0) for _ in range(min(num_learners, len(_IDLE)))]
-        if num_missing := num_learners - len(workers):
-            layout = [num_missing] if workers else self.args.num_learners_per_node
-            workers += _start_group(make_args(num_learners_per_node=layout)).workers
-        group = copy.copy(_GROUPS[-1][0])
-        group.workers = workers
-        self.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        renumbered = [worker.__ray_call__.remote(renumber, rank, num_learners) for rank, worker in enumerate(workers)]
-        self.ray.get(renumbered, timeout=TIMEOUT_S)
-        return group
+    def _new_group(self) -> tuple[Any, Any]:
+        from open_instruct.run.placement_group import create_actor_group, create_placement_groups
+
+        end_idle_learners(but=1)  # there is room for two groups beside this one
+        places = create_placement_groups(self.args)["actor"]
+        return create_actor_group(self.args, places, None), places[0]
 
     def close(self) -> None:
+        self.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         started_over = [worker.__ray_call__.remote(start_over) for worker in self.group.workers]
         self.ray.get(started_over, timeout=TIMEOUT_S)
-        _IDLE.extend(self.group.workers)
-
-
-def _start_group(args: Any) -> Any:
-    from open_instruct.run.placement_group import create_actor_group, create_placement_groups
-
-    places = create_placement_groups(args)["actor"]
-    group = create_actor_group(args, places, None)
-    _GROUPS.append((group, places[0]))
-    return group
-
-
-def renumber(learner: Any, rank: int, world_size: int) -> None:
-    """Make a learner one of another group, before its `init`."""
-    learner.__init__(rank, world_size)
+        if self.args.num_learners in _IDLE:
+            _end(self.group, self._places)
+        else:
+            _IDLE[self.args.num_learners] = self.group, self._places
 
 
 def start_over(learner: Any) -> None:
-    """Empty a learner, and free its process of what DeepSpeed keeps for all models of a process."""
+    """Make a learner what it was before `init`, and its process free of what DeepSpeed keeps for all models of a process."""
     import deepspeed
 
+    rank, world_size = learner.rank, learner.world_size
     vars(learner).clear()
     gc.collect()
     torch.distributed.destroy_process_group()
     deepspeed.comm.comm.cdb = None
     importlib.reload(deepspeed.utils.groups)
+    learner.__init__(rank, world_size)
 
 
-def end_idle_learners() -> None:
-    """Give back the places of all learners, which no test uses any more."""
+def end_idle_learners(*, but: int = 0) -> None:
+    """Give back the places of the processes that no test uses, `but` for the groups that were used last."""
+    while len(_IDLE) > but:
+        _end(*_IDLE.pop(next(iter(_IDLE))))
+
+
+def _end(group: Any, places: Any) -> None:
     import ray
 
-    _IDLE.clear()
-    while _GROUPS:
-        group, places = _GROUPS.pop()
-        group.shut_down()
-        ray.util.remove_placement_group(places)
+    group.shut_down()
+    ray.util.remove_placement_group(places)
 
 
 def plain_steps(

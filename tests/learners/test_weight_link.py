@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
