@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
