@@ -281,9 +281,11 @@ def test_without_a_key_wandb_tracks_offline_and_asks_nothing(options: TrackerOpt
     tracker.log({"scores": np.float32(0.5), "val/solve_rate_hist": [0.0, 0.5, 1.0], "kl": float("nan")}, 1)
     tracker.log({"val/advantages_hist": histogram([0.0, 1.0])}, 2)
     tracker.log_table("sample_completions", [{"prompt": "p", "ground_truth": ["x"]}], 2)
+    tracker.alert("entropy", "the entropy has collapsed", 2)
     tracker.finish()
     (run,) = offline_runs(options)
     logged = run.read_bytes()
+    assert b"step 2: the entropy has collapsed" in logged
     assert b"scores" in logged
     assert b"val/solve_rate_hist" in logged
     assert logged.count(b'"histogram"') == 4  # of two metrics, in their rows and in wandb's summary

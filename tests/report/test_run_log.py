@@ -137,12 +137,13 @@ def test_the_evaluation_of_a_resumed_run_joins_the_row_that_an_earlier_process_w
     killed.step(row_of(2))
     resumed = make_log()
     resumed.started(2, Path("checkpoint"))
+    assert tracker.starts == [-1, 2]
     resumed.evaluation(2, evaluation_of(0.5))
     assert written(tmp_path) == [row_of(1), row_of(2) | evaluation_of(0.5)]
 
 
 def test_alerts_are_raised_on_steps_and_on_evaluations(
-    log: RunLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    log: RunLog, tmp_path: Path, caplog: pytest.LogCaptureFixture, tracker: FakeTracker
 ) -> None:
     log.step(row_of(1, score=6.0))
     log.evaluation(1, evaluation_of(0.8))
@@ -154,6 +155,7 @@ def test_alerts_are_raised_on_steps_and_on_evaluations(
     ]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [f"alert at step 1: {step_alert}", f"alert at step 1: {evaluation_alert}"]
+    assert tracker.alerts == [("alert", step_alert, 1), ("alert", evaluation_alert, 1)]
 
 
 def test_the_evaluation_before_the_first_step_has_a_row_of_its_own(log: RunLog, tmp_path: Path) -> None:
@@ -347,13 +349,18 @@ def events_of(directory: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_an_alarm_is_in_the_log_the_row_the_live_line_the_journal_and_the_table(
-    make_log: Callable[[], RunLog], tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+    make_log: Callable[[], RunLog],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    tracker: FakeTracker,
 ) -> None:
     log = make_log()
     log._args.total_episodes = 11 * 64  # the line of the last step is printed at once
     cut_off_run(log)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(f"cut_off_answers at step 10: {SENTENCE}. Raise --response_length, or ")
+    assert tracker.alerts == [("cut_off_answers", warning.removeprefix("cut_off_answers at step 10: "), 10)]
     assert warning.endswith(" (docs/start/what_to_watch.md#do-the-answers-stay-sane)")
     alerts = {"health/cut_off_answers": SENTENCE}
     assert [row.get("alerts") for row in written(tmp_path)] == [*[None] * 9, alerts, None]

@@ -64,7 +64,9 @@ def read_tensorboard(options: TrackerOptions) -> Rows:
     events = EventAccumulator(str(Path(options.output_dir, "tensorboard")))
     events.Reload()
     rows: Rows = {}
-    for tag in events.Tags()["scalars"]:
+    tags = events.Tags()["scalars"]
+    assert isinstance(tags, list)
+    for tag in tags:
         for event in events.Scalars(tag):
             assert tag not in rows.setdefault(event.step, {}), "a step stands twice"
             rows[event.step][tag] = event.value

@@ -1,18 +1,12 @@
-"""The life of prompts, as real receivers of OTLP get it: a small collector over gRPC, and one over HTTP."""
+"""The life of prompts, as real receivers of OTLP get it, over gRPC and over HTTP."""
 
-import gzip
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from concurrent import futures
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from otlp_collector import Collector, attributes_of, grpc_collector, http_collector
 
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import GenerationResult, TokenStatistics
@@ -25,56 +19,10 @@ START = 1_700_000_000.0
 """Unix time at which the runs of these tests begin."""
 
 
-class Collector:
-    """What the receivers got."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.resource: dict[str, str] = {}
-        self.endpoint = ""
-
-    def take(self, request: trace_service_pb2.ExportTraceServiceRequest) -> None:
-        for part in request.resource_spans:
-            self.resource |= {entry.key: entry.value.string_value for entry in part.resource.attributes}
-            self.spans += [span for scope in part.scope_spans for span in scope.spans]
-
-    def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
-
-
-@pytest.fixture(params=["grpc", "http"])
+@pytest.fixture(params=[grpc_collector, http_collector])
 def collector(request: pytest.FixtureRequest) -> Iterator[Collector]:
-    collector = Collector()
-    if request.param == "grpc":
-
-        class Service(trace_service_pb2_grpc.TraceServiceServicer):
-            def Export(self, request: Any, context: object) -> trace_service_pb2.ExportTraceServiceResponse:
-                collector.take(request)
-                return trace_service_pb2.ExportTraceServiceResponse()
-
-        server = grpc.server(futures.ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)
-        collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        server.start()
+    with request.param() as collector:
         yield collector
-        server.stop(None)
-        return
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-            collector.take(trace_service_pb2.ExportTraceServiceRequest.FromString(body))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http_server:
-        threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        collector.endpoint = f"http://127.0.0.1:{http_server.server_address[1]}/v1/traces"
-        yield collector
-        http_server.shutdown()
 
 
 class Clock:
@@ -95,10 +43,6 @@ def result_of(number: int = 17, *, engine: int = 1, error: str = "") -> Generati
     """Admitted a second after `START`, and generated in four."""
     statistics = TokenStatistics(20, 100, 4.0, START + 1, tool_time=0.5)
     return GenerationResult([], number, f"train-{number}", 3, engine, statistics, error=error)
-
-
-def attributes_of(span: Span) -> dict[str, Any]:
-    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
 
 
 def seconds_of(span: Span) -> tuple[float, float]:

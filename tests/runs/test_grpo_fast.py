@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import time
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MAX_MODEL_LEN, TIMEOUT_S, TINY_MODEL, make_args
+from otlp_collector import Collector, attributes_of, grpc_collector
+from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from whole_runs import (
     EVALUATION,
     SUMS,
@@ -51,10 +57,26 @@ class FirstLeg:
     seconds: float
     """From the signal to the end."""
     summary: dict[str, Any]
+    scraped: dict[str, float]
+    """What `/metrics` answered meanwhile, by name."""
 
 
 @pytest.fixture(scope="module")
-def legs(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstLeg, Path, str]:
+def collector() -> Iterator[Collector]:
+    with grpc_collector() as collector:
+        yield collector
+
+
+def scrape(log: Path) -> dict[str, float]:
+    """A `GET` of the address that the run's log names."""
+    addresses = re.findall(r"http://127\.0\.0\.1:\d+/metrics", log.read_text())
+    with urllib.request.urlopen(addresses[-1], timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+@pytest.fixture(scope="module")
+def legs(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> tuple[FirstLeg, Path, str]:
     """A run with evaluation, two engines and two learners, which gets a SIGTERM, and goes on to its end with the same command."""
     output_dir = tmp_path_factory.mktemp("run") / "out"
     words = command(
@@ -66,15 +88,19 @@ def legs(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstLeg, Path, str]
         async_steps=2,
         save_freq=2,
         save_traces=True,
+        report_to=["tensorboard"],
+        metrics_port=0,
+        otlp_traces_endpoint=collector.endpoint,
     )
     before = shared_memory()
     process = Process(words)
     # Early enough that the signal does not come during the evaluation of step 4, which would begin anew.
     process.wait_for_rows(output_dir / "prompts.jsonl", 2)
+    scraped = scrape(output_dir / "logs" / "driver.log")
     os.killpg(process.popen.pid, signal.SIGTERM)
     started = time.monotonic()
     code, _ = process.wait(60)
-    first = FirstLeg(code, time.monotonic() - started, json.loads((output_dir / "summary.json").read_text()))
+    first = FirstLeg(code, time.monotonic() - started, json.loads((output_dir / "summary.json").read_text()), scraped)
     process.assert_nothing_is_left(before)
     process = Process(words)
     code, output = process.wait()
@@ -140,6 +166,41 @@ def test_metrics_have_a_row_per_step_that_adds_up(finished: tuple[Path, str]) ->
         assert row["val/num_total_tokens"] >= row["val/num_step_tokens"] > 0
     assert table[1]["debug/vllm_vs_local_logprob_diff_max"] < 1e-4  # the first batch is on-policy
     assert {key for row in table for key in row if find(key) is None} == set()
+
+
+def test_metrics_answer_prometheus_while_the_run_goes_on(legs: tuple[FirstLeg, Path, str]) -> None:
+    first, output_dir, _ = legs
+    table = {row["training_step"]: row for row in rows(output_dir / "metrics.jsonl")}
+    step = first.scraped["open_instruct_training_step"]
+    assert step >= 1
+    for name in ("scores", "all_groups/scores", "prompts/issued", "learner_tokens_per_second_step"):
+        assert first.scraped["open_instruct_" + name.replace("/", "_")] == table[int(step)][name]
+
+
+def test_tensorboard_has_the_numbers_of_both_legs_once(finished: tuple[Path, str]) -> None:
+    events = EventAccumulator(str(finished[0] / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    assert isinstance(tags, list)
+    points = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+    table = rows(finished[0] / "metrics.jsonl")
+    names = {name for row in table for name, value in row.items() if isinstance(value, bool | int | float)}
+    assert names <= points.keys()
+    for name in names:
+        expected = [(row["training_step"], row[name]) for row in table if isinstance(row.get(name), bool | int | float)]
+        assert points[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected], name
+
+
+def test_each_prompt_is_a_trace_that_ends_as_the_account_says(finished: tuple[Path, str], collector: Collector) -> None:
+    roots = [attributes_of(span) for span in collector.named("prompt")]
+    outcomes: dict[int, dict[str, str]] = {}
+    for root in roots:
+        if root["prompt.outcome"] != RUN_ENDED:
+            outcomes.setdefault(root["prompt.step"], {})[root["prompt.id"]] = root["prompt.outcome"]
+    assert outcomes == {step: dict(pairs) for step, pairs in _fates_by_step(finished[0]).items()}
+    generations = [attributes_of(span) for span in collector.named("generation")]
+    assert {generation["prompt.engine"] for generation in generations} == {0, 1}
+    assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in collector.spans)
 
 
 def test_the_record_agrees_with_metrics_fates_and_evaluations(finished: tuple[Path, str]) -> None:

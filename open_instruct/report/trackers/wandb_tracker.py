@@ -92,7 +92,7 @@ class WandbTracker(BackgroundTracker):
         self._run.log({STEP_KEY: step, name: self._wandb.Table(columns=list(rows[0]), data=data)})
 
     def _alert(self, title: str, text: str, step: int) -> None:
-        self._run.alert(title=title, text=f"step {step}: {text}", level=self._wandb.AlertLevel.WARN)
+        self._run.alert(title=title, text=f"step {step}: {text}", level="WARN")
 
     def _to_wandb(self, value: Any) -> Any:
         if is_histogram(value):
