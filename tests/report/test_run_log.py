@@ -129,7 +129,7 @@ def test_an_evaluation_joins_the_row_of_its_step(log: RunLog, tmp_path: Path, tr
 
 
 def test_the_evaluation_of_a_resumed_run_joins_the_row_that_an_earlier_process_wrote(
-    make_log: Callable[[], RunLog], tmp_path: Path
+    make_log: Callable[[], RunLog], tmp_path: Path, tracker: FakeTracker
 ) -> None:
     killed = make_log()
     killed.started(0, None)
