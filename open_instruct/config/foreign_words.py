@@ -55,6 +55,7 @@ REWARDS = _is_one_of(
 MEMORY = _is("per_device_train_batch_size", "pack_length", note="rows of pack_length tokens in one pass")
 RHO = _is("use_rho_correction", "rho_level", "rho_clamp_upper_bound")
 TRACKING = _is("with_tracking", note="metrics go to wandb; metrics.jsonl has them always")
+REPORT_TO = _is("report_to", note="wandb, tensorboard, trackio, mlflow, swanlab; for none leave it out")
 AHEAD = _is_one_of("async_steps", "max_staleness_allowed")
 ENGINES = _is("vllm_num_engines", "vllm_tensor_parallel_size", note="GPUs of all engines are the product of the two")
 CHECKPOINTS = _is("checkpoint_state_freq", note="for resuming; save_freq saves models")
@@ -125,7 +126,7 @@ TRL: Mapping[str, Meaning] = {
         note="1 for some of each step in the log; all go to files",
     ),
     "num_completions_to_print": _is("show_samples"),
-    "report_to": _is("report_to", note="wandb, tensorboard, trackio, mlflow, swanlab; for none leave it out"),
+    "report_to": REPORT_TO,
     "logging_steps": _none("metrics are written at every step"),
     "train_dataset": DATA,
     "dataset_name": DATA,
@@ -250,7 +251,7 @@ VERL: Mapping[str, Meaning] = {
     "trainer.save_freq": CHECKPOINTS,
     "trainer.test_freq": _is("local_eval_every"),
     "trainer.val_before_train": _is("eval_on_step_0"),
-    "trainer.logger": TRACKING,
+    "trainer.logger": REPORT_TO,
     "trainer.project_name": _is("wandb_project"),
     "trainer.experiment_name": _is("exp_name"),
     "trainer.n_gpus_per_node": _is("num_learners_per_node", note="learners alone; engines have vllm_num_engines"),
