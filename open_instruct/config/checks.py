@@ -52,6 +52,7 @@ from open_instruct.config.sampling_checks import (
     evaluated_responses_differ,
     evaluation_has_data_and_a_time,
     evaluation_sets_can_be_read,
+    old_keys_are_kept_or_computed_again,
 )
 from open_instruct.device import flash_attention_can_run, places_explained
 from open_instruct.option_limits import POSITIVE, numbers_are_within_limits
@@ -216,12 +217,6 @@ def options_have_an_effect(args: GRPOConfig) -> Iterator[str]:
         if getattr(args, name) != getattr(default, name):
             options = shown(args, "loss_fn", name)
             yield f"{options}: the loss {args.loss_fn} does not use {name}. Leave it out, or choose another loss."
-
-
-def old_keys_are_kept_or_computed_again(args: GRPOConfig) -> Iterator[str]:
-    if args.vllm_keep_prefix_cache and args.vllm_recompute_kv_cache:
-        options = shown(args, "vllm_keep_prefix_cache", "vllm_recompute_kv_cache")
-        yield f"{options}: one uses keys and values of older weights, the other never does. Leave out one of the two."
 
 
 def parts_know_their_denominators(args: GRPOConfig) -> Iterator[str]:

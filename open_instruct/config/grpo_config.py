@@ -234,11 +234,6 @@ class GRPOConfig(
         return WorkflowSpec.of(self.rollout_workflow, options, self.workflow_modules)
 
     @property
-    def trackers(self) -> list[str]:
-        """The trackers that the metrics are sent to, each once."""
-        return list(dict.fromkeys([*(["wandb"] if self.with_tracking else []), *self.report_to]))
-
-    @property
     def state_dir(self) -> Path:
         return Path(self.checkpoint_state_dir or Path(self.output_dir) / "checkpoint_states")
 

@@ -360,8 +360,8 @@ class VLLMOptions:
     weights, also beyond the staleness bound, which is about tokens: metric kv_age says how old they are, and rho corrects for it
     (use_rho_correction). Evaluations use only keys and values of the weights that they measure."""
     vllm_recompute_kv_cache: bool = False
-    """When new weights come, compute the keys and values of all responses under way again, so that every token attends to keys
-    and values of the weights that sample it (kv_age is 0). By default a response keeps the keys and values that it has."""
+    """When new weights come, compute the keys and values of all responses under way again (kv_age is 0). By default a response
+    keeps those that it has."""
     vllm_max_num_seqs: int = limited(256, COUNT)
     """Most responses that an engine generates at once."""
     vllm_engine_args: dict[str, Any] = field(default_factory=dict)
@@ -479,8 +479,7 @@ class TrackingOptions:
     report_to: list[Literal["wandb", "tensorboard", "trackio", "mlflow", "swanlab"]] = field(default_factory=list)
     """Trackers to which the metrics are sent as well (docs/guides/tracking.md), such as trackio tensorboard."""
     metrics_port: int | None = limited(None, Limits(0, 65535))
-    """Port of http://127.0.0.1:PORT/metrics, which answers Prometheus with the newest value of each metric. 0: one that is
-    free. By default there is none."""
+    """Port of http://127.0.0.1:PORT/metrics, with the newest value of each metric for Prometheus. 0: one that is free."""
     metrics_host: str = "127.0.0.1"
     """Host of metrics_port. Whoever reaches it can read the metrics."""
     otlp_traces_endpoint: str | None = None
@@ -493,8 +492,7 @@ class TrackingOptions:
     wandb_group_name: str | None = None
     """Group of runs in wandb, trackio and swanlab."""
     send_slack_alerts: bool = False
-    """Tell a Slack channel when the run has failed. The address is read from SLACK_WEBHOOK or
-    SLACK_WEBHOOK_URL in the environment."""
+    """Tell a Slack channel when the run has failed. The environment's SLACK_WEBHOOK or SLACK_WEBHOOK_URL is its address."""
     alerts: list[str] = field(default_factory=list)
     """Upper limits on metrics, such as max_sample_age=3. A step with a metric above its limit gets a warning in the log and the
     key alerts in its row of metrics.jsonl."""

@@ -56,3 +56,9 @@ def engines_sample_at_the_temperature(args: GRPOConfig) -> Iterator[str]:
         if value is not None and 0 < value < LOWEST_TEMPERATURE:
             lowest = f"{LOWEST_TEMPERATURE} in its place"
             yield f"{shown(args, name)}: the engine would take {lowest}. Give {LOWEST_TEMPERATURE} or more{cure}."
+
+
+def old_keys_are_kept_or_computed_again(args: GRPOConfig) -> Iterator[str]:
+    if args.vllm_keep_prefix_cache and args.vllm_recompute_kv_cache:
+        options = shown(args, "vllm_keep_prefix_cache", "vllm_recompute_kv_cache")
+        yield f"{options}: one uses keys and values of older weights, the other never does. Leave out one of the two."

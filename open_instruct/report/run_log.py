@@ -34,7 +34,7 @@ from open_instruct.report.metrics_file import (
 from open_instruct.report.plots import plot_reward_curve
 from open_instruct.report.run_summary import RunSummary, format_summary_table, write_summary
 from open_instruct.report.tracker import TrackerOptions, Trackers, run_id_at
-from open_instruct.report.trackers import make_tracker
+from open_instruct.report.trackers import make_tracker, tracker_names
 from open_instruct.storage.checkpoints import files_in
 from open_instruct.system.counted import counted
 from open_instruct.system.interruption import tell
@@ -106,7 +106,7 @@ class RunLog:
         setup_logging(self._output_dir, args.verbose, component_log=component_log_file)
         self._writer = MetricsWriter(self._output_dir / METRICS_FILE)
         self._prompts = MetricsWriter(self._output_dir / PROMPTS_FILE)
-        tracker = make_tracker(args.trackers, self._tracker_options(), dataclasses.asdict(args))
+        tracker = make_tracker(tracker_names(args), self._tracker_options(), dataclasses.asdict(args))
         self._tracker = Trackers([tracker, *open_endpoint(args)])
         self._isolation = Isolation("a report")
         import_extensions(args.health_modules)

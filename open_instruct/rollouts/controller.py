@@ -151,9 +151,8 @@ class RolloutController:
             message_queue,
             record,
         )
-        self._tracker = make_tracker(
-            ["wandb"] if options.wandb_run_id is not None else [], _tracker_options(args, options), {}
-        )
+        trackers = ["wandb"] if options.wandb_run_id is not None else []
+        self._tracker = make_tracker(trackers, _tracker_options(args, options), {})
         self._reports = RolloutReports(
             args, flow, self._feeder, self._preparation, self._producer, evaluations, requests
         )

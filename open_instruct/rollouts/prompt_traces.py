@@ -64,7 +64,7 @@ class _Attempt:
     result: GenerationResult | None = None
     scored: float | None = None
     score_s: float = 0.0
-    taken: float | None = None
+    batched: float | None = None
     step: int | None = None
 
 
@@ -104,7 +104,7 @@ class PromptTraces:
             attempt = self._open.setdefault(
                 prompt.prompt_id, _attempt(prompt)
             )  # an earlier start of the run has issued it
-            attempt.result, attempt.taken, attempt.step = result, self._clock(), training_step
+            attempt.result, attempt.batched, attempt.step = result, self._clock(), training_step
             if outcome != CONSUMED:
                 self._end(prompt.prompt_id, outcome)
 
@@ -162,7 +162,7 @@ class PromptTraces:
                 root.child(GENERATION, admitted, admitted + statistics.generation_time, {**shared, **_cost(result)})
             if attempt.scored is not None:
                 root.child(VERIFICATION, attempt.scored - attempt.score_s, attempt.scored, shared)
-                root.child(BATCH, attempt.scored, ended, {**shared, STEP: attempt.step}, taken=attempt.taken)
+                root.child(BATCH, attempt.scored, ended, {**shared, STEP: attempt.step}, taken=attempt.batched)
             root.end(max(began, ended), failure=cause)
 
 

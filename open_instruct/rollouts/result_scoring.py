@@ -209,8 +209,8 @@ class ResultScoring:
             cause, without_samples = f"{NOT_SCORED}: {', '.join(causes)}", replace(result, samples=[])
             return UnscoredGroup(cause, num_not_scored, num_failures, cost, misses, without_samples, group)
         if len(positions) < len(rewards):
-            others = sorted({*range(len(rewards))}.difference(positions))
-            group = replace(take(group, positions), unscored=take(group, others))
+            unscored = sorted({*range(len(rewards))}.difference(positions))
+            group = replace(take(group, positions), unscored=take(group, unscored))
         # A workflow may know the reward of a response that a verifier has not scored.
         parts = tuple(replace(part, scores=np.nan_to_num(part.scores)) for part in group.parts)
         return replace(group, parts=parts, num_not_scored=num_not_scored, cost=cost, misses=misses)

@@ -125,8 +125,8 @@ def page_of(view: _Views, *, largest_bytes: int) -> str:
     file.num_bytes = len(packed(whole, hidden)) + 4000  # and the sentences that are added to it
     torn = TornFiles()
     with_samples = [step for step in spread(steps) if torn.read(lambda step=step: _add_step(view, file, step), False)]
-    others = whole["views"].get("curves?run=0", {}).get("others") or []
-    content = rounded(view("curves", names=",".join(others))["values"]) if others else {}
+    further = whole["views"].get("curves?run=0", {}).get("others") or []
+    content = rounded(view("curves", names=",".join(further))["values"]) if further else {}
     has_metrics = file.add(METRICS, content, limit=SHARE_OF_METRICS)
     with_tokens = [
         step

@@ -68,14 +68,14 @@ class PageChat:
         try:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, child.pid, 19)
-            told, error = await self._told(child, message, is_gone)
+            output, error = await self._told(child, message, is_gone)
         finally:
             self.close()
             await child.wait()
         if child.returncode:
             lines = error.decode(errors="replace").strip().splitlines()
             raise Mistake(lines[-1].removeprefix("chat: ") if lines else f"it ended with code {child.returncode}.")
-        return json.loads(told)
+        return json.loads(output)
 
     async def _told(
         self, child: asyncio.subprocess.Process, message: str, is_gone: Callable[[], Awaitable[bool]]

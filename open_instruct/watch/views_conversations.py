@@ -30,15 +30,15 @@ def conversations(
     groups = sorted(groups_of(rows_of(read)).values(), key=lambda group: group[0]["began"])
     effects = read(["effects"])["effects"]
     lanes = [_lane(watched, group, effects[group[0]["at"]].as_py() or []) for group in groups]
-    shown = lanes[offset : offset + limit]
-    spans = [span for lane in shown for span in lane["spans"]]
+    page = lanes[offset : offset + limit]
+    spans = [span for lane in page for span in lane["spans"]]
     return {
         "step": chosen,
         "began": min((span["began"] for span in spans), default=None),
         "ended": max((span["ended"] for span in spans), default=None),
         "num_groups": len(lanes),
         "mean_seconds": {kind: float(np.mean([lane["seconds"][kind] for lane in lanes])) for kind in KINDS},
-        "lanes": shown,
+        "lanes": page,
     }
 
 

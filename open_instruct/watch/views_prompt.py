@@ -295,7 +295,7 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
     watched, torn = runs[run], TornFiles()
     steps = _steps_by_row(watched, torn)
     evaluations = _evaluations_by_row(watched, torn)
-    place, others = _find(row, list(steps), list(evaluations))
+    place, further_rows = _find(row, list(steps), list(evaluations))
     groups = [
         _group_of_row(watched, rows, step=step)
         for step in steps.get(place, ())
@@ -308,7 +308,7 @@ def row(runs: Runs, row: str, *, run: int = 0) -> dict[str, Any]:
     source, ground_truth = (groups or measured)[0]["source"], (groups or measured)[0]["ground_truth"]
     return {
         "row": place,
-        "others": others,
+        "others": further_rows,
         "source": source,
         "ground_truth": ground_truth,
         "groups": groups,
@@ -388,8 +388,8 @@ def _find(text: str, trained: Sequence[str], evaluated: Sequence[str]) -> tuple[
         return text, []
     ends_of_words = [name for name in names if name.endswith((f"/{text}", f" {text}"))]
     fitting = ends_of_words or [name for name in names if name.endswith(text)]
-    of_training = [name for name in fitting if name in trained]
-    chosen = of_training if len(fitting) <= MOST_ROWS and len(of_training) == 1 else fitting
+    training_rows = [name for name in fitting if name in trained]
+    chosen = training_rows if len(fitting) <= MOST_ROWS and len(training_rows) == 1 else fitting
     if len(chosen) == 1:
         return chosen[0], [name for name in fitting if name != chosen[0]]
     problem = f"fits {len(fitting):,} rows" if fitting else "is no row that this run has used so far"

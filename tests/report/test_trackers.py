@@ -15,7 +15,7 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.report import tracker as tracker_module
 from open_instruct.report.histogram import histogram
 from open_instruct.report.tracker import BackgroundTracker, TrackerOptions, Trackers
-from open_instruct.report.trackers import LIBRARIES, how_to_install, make_tracker, trackers_are_installed
+from open_instruct.report.trackers import LIBRARIES, how_to_install, make_tracker, tracker_names, trackers_are_installed
 
 ROOT = Path(__file__).parents[2]
 NAMES = [name for name in LIBRARIES if name != "wandb"]
@@ -244,4 +244,4 @@ def test_versions_are_those_of_the_extras() -> None:
     ],
 )
 def test_with_tracking_stays_wandb(given: dict[str, Any], trackers: list[str]) -> None:
-    assert GRPOConfig(model_name_or_path="m", **given).trackers == trackers
+    assert tracker_names(GRPOConfig(model_name_or_path="m", **given)) == trackers

@@ -39,6 +39,11 @@ LIBRARIES: Mapping[str, Library] = {
 }
 
 
+def tracker_names(args: GRPOConfig) -> list[str]:
+    """The trackers that the metrics of a run are sent to, each once."""
+    return list(dict.fromkeys([*(["wandb"] if args.with_tracking else []), *args.report_to]))
+
+
 def how_to_install(name: str) -> str:
     """The command that installs what a tracker lacks; "" if it lacks nothing."""
     library = LIBRARIES[name]
