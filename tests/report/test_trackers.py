@@ -147,6 +147,20 @@ def test_a_finished_run_has_its_rows(name: str, options: TrackerOptions) -> None
     assert READERS[name](options) == {0: {"eval/scores": 0.25}, 1: row(1), 2: row(2), 3: row(3) | {"eval/scores": 0.5}}
 
 
+def test_mlflow_writes_only_into_the_output_directory(
+    options: TrackerOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    tracker = make_tracker(["mlflow"], options, {})
+    tracker.started(-1)
+    tracker.log_table("sample_completions", [{"prompt": "p"}], 3)
+    tracker.finish()
+    assert list(elsewhere.iterdir()) == []
+    assert list(Path(options.output_dir, "mlflow/artifacts").rglob("step_000003.json"))
+
+
 @each_tracker
 def test_a_resumed_run_has_each_step_once_and_the_later_row(name: str, options: TrackerOptions) -> None:
     """The first process reached step 6 after the checkpoint of step 4."""

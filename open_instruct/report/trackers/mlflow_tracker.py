@@ -43,9 +43,17 @@ class MlflowTracker(BackgroundTracker):
         """Where the runs are, as MLflow writes it."""
         if address := os.environ.get("MLFLOW_TRACKING_URI"):
             return address
-        directory = Path(self._options.output_dir, DIRECTORY).absolute()
-        directory.mkdir(parents=True, exist_ok=True)
-        return f"sqlite:///{directory / 'mlflow.db'}"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return f"sqlite:///{self._directory / 'mlflow.db'}"
+
+    @property
+    def _directory(self) -> Path:
+        return Path(self._options.output_dir, DIRECTORY).absolute()
+
+    def _new_experiment(self, client: "MlflowClient") -> str:
+        """Without a server tables lie beside the database; by default MLflow puts them into the working directory."""
+        artifacts = None if os.environ.get("MLFLOW_TRACKING_URI") else (self._directory / "artifacts").as_uri()
+        return client.create_experiment(self._options.project, artifact_location=artifacts)
 
     def _open(self) -> "MlflowClient":
         """The client, once there is a run to log to."""
@@ -59,7 +67,7 @@ class MlflowTracker(BackgroundTracker):
             logging.getLogger(library).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.address)
         experiment = client.get_experiment_by_name(self._options.project)
-        place = client.create_experiment(self._options.project) if experiment is None else experiment.experiment_id
+        place = self._new_experiment(client) if experiment is None else experiment.experiment_id
         runs = client.search_runs([place], f"tags.`{RUN_ID_TAG}` = '{self._options.run_id}'", max_results=1)
         if runs:
             self._run_id = runs[0].info.run_id
