@@ -183,7 +183,7 @@ def _group(header: dict[str, Any], readers: Mapping[str, _Reader]) -> FinishedGr
         prompt_id=header["prompt_id"],
         issue_version=header["issue_version"],
         engine_id=header["engine_id"],
-        token_statistics=TokenStatistics(**header["token_statistics"]),
+        token_statistics=_token_statistics(header["token_statistics"]),
         notes=header["notes"],
     )
     num_samples = len(result.samples)
@@ -203,6 +203,11 @@ def _group(header: dict[str, Any], readers: Mapping[str, _Reader]) -> FinishedGr
         left_out_as,
         None if well_formed is None else np.array(well_formed, dtype=bool),
     )
+
+
+def _token_statistics(values: dict[str, Any]) -> TokenStatistics:
+    """JSON has made lists of tuples."""
+    return TokenStatistics(**values | {"effects": tuple(map(tuple, values.get("effects", ())))})
 
 
 def _sample(header: dict[str, Any], prompts: Sequence[np.ndarray], arrays: Mapping[str, _Reader]) -> Sample:

@@ -18,7 +18,7 @@ OFF = {
     *("off_policy_mask_threshold", "generation_timeout", "agent_command", "agent_max_concurrent"),
     *("per_turn_max_tokens", "tool_output_max_tokens", "rc_max_state_age", "no_resampling_pass_rate"),
     *("dataset_local_cache_dir", "system_prompt_override_file", "chat_template_name", "model_revision"),
-    *("gpu_memory", "num_gpus", "vllm_enable_prefix_caching"),
+    *("gpu_memory", "num_gpus", "vllm_enable_prefix_caching", "metrics_port", "otlp_traces_endpoint"),
 }
 """Options for which None means that there is no such thing or no such limit, or that another machine or vLLM decides."""
 
