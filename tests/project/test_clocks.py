@@ -18,6 +18,9 @@ TELLS_THE_TIME_OF_DAY = {
     "options_file.py",
     "journal.py",
     "rollout_record.py",
+    "prompt_traces.py",
+    "mlflow_tracker.py",
+    "metrics_endpoint.py",  # when the newest row was written
     "states.py",  # whether a run on another machine has written a moment ago
 }
 """They write it down for people; nothing is decided by it."""
