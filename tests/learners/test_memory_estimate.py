@@ -72,13 +72,17 @@ def test_buckets_are_no_larger_than_what_is_trained(
     import deepspeed
 
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(deepspeed, "initialize", lambda **what: (given.append(what["config"]), None)[1:] * 4)
+    engine = SimpleNamespace(zero_optimization_stage=lambda: 0)
+    monkeypatch.setattr(deepspeed, "initialize", lambda **what: (given.append(what["config"]), engine)[1:] * 4)
     monkeypatch.setattr(deepspeed_setup, "make_schedule", lambda args, optimizer: None)
     with torch.device("meta"):
         model = torch.nn.ParameterList([torch.empty(num_trained), torch.empty(7)])
     model[1].requires_grad_(False)
+    engine_around(model, make_args(), CPU, world_size=2)
+    assert not hasattr(engine, "enable_backward_allreduce")
     engine_around(model, make_args(), CPU, world_size=1)
-    assert given[0]["zero_optimization"]["reduce_bucket_size"] == bucket
+    assert engine.enable_backward_allreduce is False  # there is nobody to add up with
+    assert [config["zero_optimization"]["reduce_bucket_size"] for config in given] == [bucket] * 2
 
 
 def test_what_is_kept_in_main_memory_takes_none_of_the_gpu(num_weights: int) -> None:
