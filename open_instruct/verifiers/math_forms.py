@@ -25,12 +25,14 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*|[0-9]+|[.,;]")
 _NATURAL = re.compile(r"[A-Z]?[a-z]+|YES|NO|TRUE|FALSE")
 _SHORT_WORDS = frozenset(("yes", "no", "odd"))
 _LETTER = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|bf) ?\{ *(?P<font>\(?[A-J][).:]?) *\}"
-    r"|(?P<plain>\([A-J]\)|[A-J][).:]) )(?P<rest>.*)",
+    r"(?:\\(?:text|textbf|mathrm|mathbf|textrm|bf) ?\{ *(?P<font>\(?[A-J][).:]?)"
+    r"(?: +\}| *\}(?= *(?:\\[ ,;:!]|~|\\q?quad(?![A-Za-z]))))|(?P<plain>[A-J][).:]) )(?P<rest>.*)",
     re.DOTALL,
 )
+"""A letter in a font with a space that LaTeX shows behind it, or `B) `. `\\textbf{(B)} x` may be a product."""
 _INSIDE_FONT = re.compile(r"(\\(?:text|textbf|mathrm|mathbf|textrm|bf) ?)\{ *(\([A-J]\)|[A-J][).:]) +([^{}]+)\}\Z")
-_SECOND_CHOICE = re.compile(r"\b(?:and|or)\b|\([A-J]\)|\A[,;=+*^/<>-]|\A[A-J]\b")
+_SECOND_CHOICE = re.compile(r"\b(?:and|or)\b|\([A-J]\)|\A[,;=+*^/<>_']|\A-(?![0-9.])|\A[A-J]\b")
+"""The beginning of a text that names another choice, or goes on with the letter as with a variable."""
 
 
 def as_latex(text: str) -> str:
@@ -78,11 +80,11 @@ def _is_same_word(word: str, other: str) -> bool:
 def choice_of(text: str) -> tuple[str, str]:
     """The letter and the text of an answer such as `\\textbf{(B)}\\ 12`, `\\text{(B) }12` or `B) Paris`; two empty texts if it
     is no choice, or names a second one."""
-    spaced = _INSIDE_FONT.sub(r"\1{\2} \1{\3}", without_spacing(text.strip().strip("$")))
+    spaced = _INSIDE_FONT.sub(r"\1{\2 } \1{\3}", text.strip().strip("$"))
     match = _LETTER.fullmatch(spaced)
     if match is None:
         return "", ""
-    rest = match["rest"].strip()
+    rest = without_spacing(match["rest"]).strip()
     if not rest or _SECOND_CHOICE.search(_FONT.sub(r" \1 ", rest).strip()):
         return "", ""
     return (match["font"] or match["plain"]).strip("().: "), rest
