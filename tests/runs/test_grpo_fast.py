@@ -188,7 +188,7 @@ def test_tensorboard_has_the_numbers_of_both_legs_once(finished: tuple[Path, str
     assert names <= points.keys()
     for name in names:
         expected = [(row["training_step"], row[name]) for row in table if isinstance(row.get(name), bool | int | float)]
-        assert points[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected], name
+        assert points[name] == [(step, pytest.approx(float(value), rel=1e-6)) for step, value in expected], name
 
 
 def test_each_prompt_is_a_trace_that_ends_as_the_account_says(finished: tuple[Path, str], collector: Collector) -> None:
