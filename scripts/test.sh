@@ -13,7 +13,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bash "$ROOT/scripts/setup_cpu.sh"
 
 # Two lanes, each with a /dev/shm of its own, for which root is needed. One lane has the engines that tests share.
-[ "$(id -u)" = 0 ] && [ "$(nproc)" -gt 1 ] && most=2 || most=1
+[ "$(id -u)" = 0 ] && [ "$(env -u OMP_NUM_THREADS nproc)" -gt 1 ] && most=2 || most=1
 TEST_LANES="${TEST_LANES:-$most}"
 marks=(-m "not extended and not slow and not gpu")
 lanes=()
