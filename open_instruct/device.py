@@ -37,6 +37,8 @@ key-value cache with others that begin alike. On CPU vLLM's blocks have 128 toke
 that its attention takes there."""
 CPU_KERNELS = "open_instruct_cpu"
 """The name under which vLLM knows the implementations in `engines/cpu_kernels.py`."""
+COMPILER = "torch._inductor.lowering"
+"""vLLM imports torch's compiler to change a list in it, which takes three CPU-seconds of each start."""
 CPU_NORMS = "rms_norm", "fused_add_rms_norm"
 """vLLM's operations that have such an implementation."""
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -357,6 +359,11 @@ def allocator_env(device: Device) -> dict[str, str]:
     if device.kind == "cuda" or "LD_PRELOAD" in os.environ or platform.machine() != "x86_64" or not library.is_file():
         return {}
     return {"LD_PRELOAD": str(library), **_unless_set_by_user({"MALLOC_CONF": JEMALLOC_OPTIONS})}
+
+
+def unused_imports(device: Device, *, enforce_eager: bool) -> tuple[str, ...]:
+    """Modules that `import vllm` need not import. On GPU vLLM compiles some functions of an eager model, too."""
+    return (COMPILER,) if enforce_eager and device.kind == "cpu" else ()
 
 
 def _engine_env_on_cpu(*, enforce_eager: bool) -> dict[str, str]:

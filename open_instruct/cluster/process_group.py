@@ -4,12 +4,21 @@ import functools
 import os
 import socket
 from datetime import timedelta
+from types import ModuleType
 
 import ray
 import torch
 
 from open_instruct.cluster.network_interface import OF_GLOO, OF_NCCL, network_interface
 from open_instruct.device import Device
+from open_instruct.system.absent_modules import absent
+
+
+def import_deepspeed() -> ModuleType:
+    """DeepSpeed, for the first time in this process. Its autotuner (0.19) would import mlflow: two CPU-seconds of each start."""
+    with absent("mlflow"):
+        import deepspeed
+    return deepspeed
 
 
 def open_store(world_size: int, timeout_s: float) -> "torch.distributed.TCPStore":
@@ -55,8 +64,7 @@ def join(
         **device.learner_env,
         **network_interface(OF_GLOO, OF_NCCL),
     )
-    import deepspeed
-
+    deepspeed = import_deepspeed()
     if store is None:
         store = torch.distributed.TCPStore(host, port, world_size, is_master=False, timeout=timeout)
     torch.distributed.init_process_group(

@@ -29,6 +29,7 @@ from open_instruct.engines.core_failure import cause_is_told
 from open_instruct.engines.engine_files import EngineFiles, remove_own_files
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.kv_ages import CacheUse, KvAges
+from open_instruct.system.absent_modules import absent
 from open_instruct.system.shared_cores import CorePlace
 from open_instruct.weight_transports import NCCL
 from open_instruct.workflows.base import SINGLE_TURN, WorkflowSpec
@@ -88,6 +89,8 @@ class EngineOptions:
     """Further vLLM engine arguments that follow from the device (see `device.py`)."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables to set before vLLM is imported."""
+    unused_imports: tuple[str, ...] = ()
+    """Modules that `import vllm` is to leave out (see `device.py`)."""
 
 
 class EngineCoreLost(RuntimeError):
@@ -230,7 +233,8 @@ def make_engine(options: EngineOptions, version: int) -> Any:
     os.environ.update(options.env)
     if options.weight_transport == NCCL:  # the same network interface as the learners
         os.environ.update(network_interface(OF_NCCL))
-    from vllm import LLMEngine
+    with absent(*options.unused_imports):
+        from vllm import LLMEngine
 
     from open_instruct.engines.vllm_plugin import register_cpu_kernels, register_weight_transfer
 

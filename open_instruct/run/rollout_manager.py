@@ -30,7 +30,7 @@ from open_instruct.config.grpo_config import GRPOConfig, config_of, enforces_eag
 from open_instruct.config.model_checks import pairs_per_token
 from open_instruct.data.run_inputs import RunInputs, load_inputs
 from open_instruct.data_types import Box
-from open_instruct.device import ENGINE_DEFAULTS, Device, allocator_env
+from open_instruct.device import ENGINE_DEFAULTS, Device, allocator_env, unused_imports
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.kv_ages import CacheUse
 from open_instruct.engines.vllm_engine import GATHER_S, EngineOptions
@@ -220,6 +220,7 @@ def engine_options(args: GRPOConfig, device: Device, *, seed: int, max_model_len
         )
         | args.vllm_engine_args,
         env=device.engine_env(enforce_eager=enforces_eager(args), ready_timeout_s=args.init_timeout_s),
+        unused_imports=unused_imports(device, enforce_eager=enforces_eager(args)),
     )
 
 

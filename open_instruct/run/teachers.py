@@ -8,6 +8,7 @@ from open_instruct.cluster import bundles
 from open_instruct.cluster.placement_plan import Asked, CannotPlace, describe_nodes, plan_placement
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.config.model_checks import vocabulary_size
+from open_instruct.device import unused_imports
 from open_instruct.engines.engine_sleep import SleepOptions
 from open_instruct.engines.teacher_engine import CALLS_AT_ONCE, TeacherEngine
 from open_instruct.engines.vllm_engine import EngineOptions
@@ -84,4 +85,5 @@ def teacher_options(args: GRPOConfig) -> EngineOptions:
         )
         | {"max_logprobs": max(args.distillation_top_k, 1)},
         env=device.engine_env(enforce_eager=True, ready_timeout_s=args.init_timeout_s),
+        unused_imports=unused_imports(device, enforce_eager=True),
     )
