@@ -27,6 +27,14 @@ TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
 _ENGINES, _LEARNERS = "shared engines", "shared learners"
 _LONGEST_S = {
     "test_example_runs": 157,
+    "test_conversation_runs": 165,
+    "test_teacher_runs": 105,
+    "test_grpo_fast": 229,
+    "test_on_policy": 120,
+    "test_rc_training": 76,
+    "test_model_families": 73,
+    "test_gpu_transports": 75,
+    "test_async_training": 48,
     "test_step_breakdown": 120,
     "test_placement_group": 85,
     "test_compiled_layers": 82,

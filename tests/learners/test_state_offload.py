@@ -176,6 +176,7 @@ def check_same_bits(ray: Any, ranks: list[Any], stage: int, dtype: str) -> None:
         assert seen["weights"][-1] == digests["weights"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_training_gives_the_same_bits(ray_session: Any, ranks: list[Any], stage: int) -> None:
     check_same_bits(ray_session, ranks, stage, "float32")

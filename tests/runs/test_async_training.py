@@ -107,6 +107,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return directory / "out", done.stderr
 
 
+@pytest.mark.extended
 def test_the_yaml_door_runs_to_its_end_with_a_user_s_classes(finished: tuple[Path, str]) -> None:
     out, _ = finished
     metrics = [row for row in rows(out / "metrics.jsonl") if "scores" in row]
@@ -120,6 +121,7 @@ def test_the_yaml_door_runs_to_its_end_with_a_user_s_classes(finished: tuple[Pat
     assert not missing
 
 
+@pytest.mark.extended
 def test_the_log_is_found_by_the_documented_greps(finished: tuple[Path, str]) -> None:
     out, terminal = finished
     lines = (out / "fully_async_training.log").read_text().splitlines()
@@ -141,6 +143,7 @@ def test_the_log_is_found_by_the_documented_greps(finished: tuple[Path, str]) ->
     assert "Component Statistics" not in terminal  # the file has it; a terminal has one live line
 
 
+@pytest.mark.extended
 def test_an_alert_marks_the_row_and_is_told(finished: tuple[Path, str]) -> None:
     out, terminal = finished
     marked = [row for row in rows(out / "metrics.jsonl") if row.get("alerts")]

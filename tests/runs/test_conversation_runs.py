@@ -71,6 +71,7 @@ def talk(tmp_path: Path) -> dict[str, object]:
     }
 
 
+@pytest.mark.extended
 def test_engine_and_learner_agree_on_conversations_of_one_to_twelve_turns(
     talk: dict[str, object], tmp_path: Path, untied_model: str
 ) -> None:
@@ -184,6 +185,7 @@ def test_the_demos_learn(tmp_path: Path, demo: str, times_better: float) -> None
     assert found[-1] > times_better * found[0]
 
 
+@pytest.mark.extended
 def test_environments_that_die_at_random_lose_nothing_and_score_nothing(
     talk: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_two_workers_and_two_servers(tmp_path: Path, problems: Path) -> None:
     assert "accuracy" in output
 
 
+@pytest.mark.extended
 def test_the_same_seed_gives_the_same_lines(tmp_path: Path, problems: Path) -> None:
     """Byte for byte and for each trajectory, though they run side by side, come in another order and have other failures."""
     first = run_with_failures(tmp_path / "a", problems, "PROBLEM1.", "actor.llm_max_rollouts=4")

@@ -29,6 +29,7 @@ def finish(output_dir: Path, **options: object) -> list[dict[str, Any]]:
     return rows(output_dir / "metrics.jsonl")
 
 
+@pytest.mark.extended
 def test_states_are_trained_with_the_prompts_that_the_engine_had(tmp_path: Path) -> None:
     """Whole turns with a new prompt each: engine and learner agree on every token, also after updates, with cached prefixes."""
     metrics = finish(

@@ -16,6 +16,7 @@ def teacher_process(run: Process) -> int:
     return next(process_id for process_id, title in run.processes() if title.startswith("ray::TeacherEngine"))
 
 
+@pytest.mark.extended
 def test_a_teacher_equal_to_the_model_agrees_with_it_and_may_die(tmp_path: Path) -> None:
     before = shared_memory()
     options = {"teacher_model_name_or_path": TINY_MODEL, "total_episodes": 16 * 12, "local_eval_every": -1}

@@ -125,6 +125,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 # --- an update --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_engine_and_learner_agree_after_each_update(one_engine: Cluster, prompts: list[np.ndarray]) -> None:
     learner = one_engine.learner
     for _ in range(3):
@@ -137,6 +138,7 @@ def test_engine_and_learner_agree_after_each_update(one_engine: Cluster, prompts
             assert f"/torch_{os.getpid()}_" not in Path(f"/proc/{core.pid}/maps").read_text()
 
 
+@pytest.mark.extended
 def test_no_token_is_sampled_while_weights_come(one_engine: Cluster, prompts: list[np.ndarray]) -> None:
     """Responses in flight go on with the new weights; the tokens before are exactly what the old weights sample."""
     learner, prompt = one_engine.learner, prompts[0]
@@ -160,6 +162,7 @@ def test_no_token_is_sampled_while_weights_come(one_engine: Cluster, prompts: li
         assert np.abs(difference[:num_tokens]).max() < 1e-4
 
 
+@pytest.mark.extended
 def test_an_update_that_breaks_off_leaves_no_mixture(one_engine: Cluster, prompts: list[np.ndarray]) -> None:
     """Begun twice and never finished; then one that is whole."""
     learner, engine = one_engine.learner, one_engine.engines[0]
@@ -171,6 +174,7 @@ def test_an_update_that_breaks_off_leaves_no_mixture(one_engine: Cluster, prompt
     assert learner.difference(0, prompts[:2]) < 1e-4
 
 
+@pytest.mark.extended
 def test_an_engine_in_an_update_does_not_stand_still(one_engine: Cluster, prompts: list[np.ndarray]) -> None:
     one_engine.begin(prompts[0], "train-2")
     wait_until(lambda: one_engine.inventory(0)["held"] == ["train-2"])

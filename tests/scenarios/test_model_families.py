@@ -20,6 +20,7 @@ def params() -> list:
     return [*CORE, *(pytest.param(family, marks=pytest.mark.slow) for family in slow)]
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("family", params())
 def test_family_is_exact_after_three_updates(family: str) -> None:
