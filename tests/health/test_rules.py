@@ -240,6 +240,7 @@ def test_what_is_not_known_is_no_alarm(name: str, value: object) -> None:
     ("name", "rows"),
     [
         ("kl_explosion", rows_of(25, {"objective/kl2_avg": after(20, 0.45, 0.05)})),  # nine times, but below half a nat
+        ("kl_explosion", rows_of(5, {"objective/kl2_avg": 170.0})),  # nothing before it
         ("logprob_drift", rows_of(20, {DIFFERENCE: after(10, 0.045, 0.005)})),  # nine times, but as of one step ago
         ("logprob_drift", rows_of(5, {DIFFERENCE: lambda step: 9.0 if step == 5 else 0.02})),  # in a single step
         ("logprob_drift", rows_of(5, {DIFFERENCE: 0.45})),
@@ -257,6 +258,14 @@ def test_what_is_not_known_is_no_alarm(name: str, value: object) -> None:
 )
 def test_a_run_that_misses_another_limit_is_no_alarm(name: str, rows: list[Row]) -> None:
     assert RULES[name].check(rows) is None
+
+
+def test_a_kl_that_explodes_in_the_first_steps_is_an_alarm_after_six() -> None:
+    rows = rows_of(6, {"objective/kl2_avg": lambda step: [0.0, 0.1, 2.0, 9.0, 60.0, 170.0][step - 1]})
+    assert RULES["kl_explosion"].check(rows[:5]) is None
+    alarm = RULES["kl_explosion"].check(rows)
+    assert alarm is not None
+    assert "grew from 0 to 9 per token" in alarm.text
 
 
 @pytest.mark.parametrize(

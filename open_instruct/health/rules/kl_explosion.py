@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from open_instruct.health.rule import PAGE, RULES, Row
-from open_instruct.health.series import median
+from open_instruct.health.series import column, median
 
 STEPS = 20
 MEDIAN_OVER = 5
@@ -15,14 +15,15 @@ KL = "objective/kl2_avg"
 @RULES.register(
     "kl_explosion",
     metrics=[KL],
-    fires_when=f"the KL to the reference is above {LEAST} per token, and more than {FACTOR} times that of {STEPS} steps before",
+    fires_when=f"the KL to the reference is above {LEAST} per token, as the median of {MEDIAN_OVER} steps, "
+    f"and more than {FACTOR} times the lowest of the {STEPS} steps before",
     cure="Raise --beta, or lower --learning_rate.",
     link=f"{PAGE}#is-the-step-sound",
 )
 def kl_explosion(rows: Sequence[Row]) -> str | None:
-    """Five times what it was twenty steps ago, and above half a nat per token."""
-    rows = rows[-STEPS - MEDIAN_OVER :]
-    before, after = median(rows[:MEDIAN_OVER], KL), median(rows[-MEDIAN_OVER:], KL)
-    if len(rows) < 2 * MEDIAN_OVER or after <= max(FACTOR * before, LEAST):
+    """A run begins at 0, so one that explodes in its first steps is seen after six."""
+    older, newest = rows[-STEPS - MEDIAN_OVER : -MEDIAN_OVER], rows[-MEDIAN_OVER:]
+    before, after = min(column(older, KL), default=float("inf")), median(newest, KL)
+    if after <= max(FACTOR * before, LEAST):
         return None
     return f"the KL to the reference policy grew from {before:.2g} to {after:.2g} per token"

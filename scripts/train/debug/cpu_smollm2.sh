@@ -4,7 +4,7 @@
 #
 #   bash scripts/train/debug/cpu_smollm2.sh
 #   bash scripts/train/debug/cpu_smollm2.sh --output_dir out/x --seed 3     further options win over those below
-#   bash scripts/train/debug/cpu_smollm2.sh --use_peft --learning_rate 2e-4 --output_dir out/smollm2_lora      trains adapters (not measured yet)
+#   bash scripts/train/debug/cpu_smollm2.sh --use_peft --learning_rate 2e-4 --output_dir out/smollm2_lora      trains adapters
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)"
