@@ -32,17 +32,15 @@ from open_instruct.environments.base import Environment, EnvironmentSpec, ToolEr
 from open_instruct.environments.orphan_reaper import OrphanReaper, become_subreaper
 from open_instruct.environments.wire import (
     ENVIRONMENT,
-    HEAD,
     MODEL,
     as_text,
     ending_to_json,
     first_error,
     observation_to_json,
     opening_to_json,
-    packed,
     turn_from_json,
-    unpacked,
 )
+from open_instruct.system.cells.framing import HEAD, packed, receive_async, unpacked
 from open_instruct.system.sandbox import be_killed_first, die_with_parent
 from open_instruct.user_modules import import_user_module
 
@@ -170,23 +168,17 @@ class _Service:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._connection, packed({"pid": os.getpid()}))
-        while (message := await self._receive()) is not None:
-            answer = await self._answer(message)
-            try:
-                content = packed(answer)
-            except (TypeError, ValueError, RecursionError) as error:
-                content = packed({"error": f"an answer that is no JSON: {error}"[:LONGEST_ERROR], "fault": ENVIRONMENT})
-            await loop.sock_sendall(self._connection, content)
-
-    async def _receive(self) -> dict[str, Any] | None:
-        head = await self._read(HEAD.size)
-        return unpacked(await self._read(HEAD.unpack(head)[0])) if len(head) == HEAD.size else None
-
-    async def _read(self, size: int) -> bytes:
-        data, loop = bytearray(), asyncio.get_running_loop()
-        while len(data) < size and (part := await loop.sock_recv(self._connection, min(size - len(data), 2**16))):
-            data += part
-        return bytes(data)
+        with suppress(EOFError):
+            while True:
+                message = unpacked(await receive_async(lambda size: loop.sock_recv(self._connection, size)))
+                answer = await self._answer(message)
+                try:
+                    content = packed(answer)
+                except (TypeError, ValueError, RecursionError) as error:
+                    content = packed(
+                        {"error": f"an answer that is no JSON: {error}"[:LONGEST_ERROR], "fault": ENVIRONMENT}
+                    )
+                await loop.sock_sendall(self._connection, content)
 
     async def _answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         try:

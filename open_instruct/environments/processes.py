@@ -25,17 +25,14 @@ from open_instruct.environments.base import Ending, EnvironmentSpec, Observation
 from open_instruct.environments.fork_server import FAILED, LONGEST_ERROR
 from open_instruct.environments.slots import Slots
 from open_instruct.environments.wire import (
-    HEAD,
     MODEL,
     MOST_BYTES,
-    BadAnswer,
     ending_from_json,
     observation_from_json,
     opening_from_json,
-    packed,
     turn_to_json,
-    unpacked,
 )
+from open_instruct.system.cells.framing import BadMessage, packed, receive_async, unpacked
 from open_instruct.system.sandbox import environment
 
 logger = logging.getLogger(__name__)
@@ -127,7 +124,7 @@ class Lease:
         except TimeoutError:
             self.kill()
             raise EnvironmentFailed(f"{self.spec.name}: {phase} took longer than {deadline_s:g} s") from None
-        except (OSError, BadAnswer, EOFError) as error:
+        except (OSError, BadMessage, EOFError) as error:
             self.kill()
             raise EnvironmentFailed(f"{self.spec.name}: {phase}: {error or 'its process ended'}") from error
         except BaseException:  # a cancelled conversation leaves an answer, which the next request must not read
@@ -144,21 +141,9 @@ class Lease:
 
 
 async def receive(connection: socket.socket) -> dict[str, Any]:
-    """Receive one message. Raises `EOFError`, `OSError` or `BadAnswer`."""
-    (size,) = HEAD.unpack(await _read(connection, HEAD.size))
-    if size > MOST_BYTES:
-        raise BadAnswer(f"an answer of {size} bytes")
-    return unpacked(await _read(connection, size))
-
-
-async def _read(connection: socket.socket, size: int) -> bytes:
-    data, loop = bytearray(), asyncio.get_running_loop()
-    while len(data) < size:
-        part = await loop.sock_recv(connection, min(size - len(data), 2**18))
-        if not part:
-            raise EOFError("its process ended")
-        data += part
-    return bytes(data)
+    """Receive one message. Raises `EOFError`, `OSError` or `BadMessage`."""
+    loop = asyncio.get_running_loop()
+    return unpacked(await receive_async(lambda size: loop.sock_recv(connection, size), MOST_BYTES))
 
 
 class EnvironmentPool:
@@ -318,7 +303,7 @@ class EnvironmentPool:
                     self._fork_servers[is_bare] = _ForkServer(modules, targets, variables)
                 try:
                     return await self._fork_servers[is_bare].fork(spec)
-                except (OSError, EOFError, TimeoutError, BadAnswer) as error:
+                except (OSError, EOFError, TimeoutError, BadMessage) as error:
                     await asyncio.to_thread(self._fork_servers.pop(is_bare).end)
                     if attempt == 2:
                         why = str(error) or f"its code took longer than {START_S:g} s to load"
@@ -346,7 +331,7 @@ class _ForkServer:
             )
 
     async def fork(self, spec: EnvironmentSpec) -> Lease:
-        """A fresh process. Raises `OSError`, `EOFError`, `TimeoutError` or `BadAnswer`."""
+        """A fresh process. Raises `OSError`, `EOFError`, `TimeoutError` or `BadMessage`."""
         await self._wait_until_ready()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -358,7 +343,7 @@ class _ForkServer:
             async with asyncio.timeout(START_S):  # the first environment of a kind also waits for its code to load
                 pid = (await receive(ours)).get("pid")
             if type(pid) is not int:
-                raise BadAnswer("no process id")
+                raise BadMessage("no process id")
             process = os.pidfd_open(pid)
         except ProcessLookupError:  # the process ended and was reaped; the fork server works
             ours.close()

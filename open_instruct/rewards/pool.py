@@ -24,7 +24,8 @@ from typing import Any
 
 from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.rewards.functions import Description, RewardCall, RewardFunctionError
-from open_instruct.rewards.wire import HEAD, MOST_BYTES, packed, unpacked
+from open_instruct.rewards.server import MOST_BYTES
+from open_instruct.system.cells.framing import packed, receive_async, unpacked
 from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.system.sandbox import environment
 
@@ -350,13 +351,7 @@ class _Process:
     async def _receive(self) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
-        try:
-            (size,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
-            if size > MOST_BYTES:
-                raise ValueError(f"an answer of {size} bytes")
-            return unpacked(await self._process.stdout.readexactly(size))
-        except asyncio.IncompleteReadError as error:
-            raise EOFError("its process has ended") from error
+        return unpacked(await receive_async(self._process.stdout.read, MOST_BYTES))
 
     async def _read(self) -> None:
         """Hand each answer to the call that waits for it, until the process ends."""

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
+from open_instruct.system.cells.framing import BadMessage, framed, receive_async, unpacked
 from open_instruct.system.sandbox import Jail, missing
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S
@@ -282,24 +282,8 @@ class _Channel:
     async def ask(self, message: dict[str, Any], max_bytes: int = MOST_BYTES) -> dict[str, Any]:
         """The answer to a message. Raises `ProgramEnded` if the process ends, or answers nonsense or more than `max_bytes`."""
         loop = asyncio.get_running_loop()
-        content = json.dumps(message).encode()
         try:
-            await loop.sock_sendall(self._socket, struct.pack("!Q", len(content)) + content)
-            (size,) = struct.unpack("!Q", await self._read(8))
-            if size > max_bytes:
-                raise ProgramEnded
-            answer = json.loads(await self._read(size))
-        except (OSError, ValueError, RecursionError) as error:
+            await loop.sock_sendall(self._socket, framed(json.dumps(message).encode()))
+            return unpacked(await receive_async(lambda size: loop.sock_recv(self._socket, size), max_bytes))
+        except (OSError, EOFError, BadMessage) as error:
             raise ProgramEnded from error
-        if not isinstance(answer, dict):
-            raise ProgramEnded
-        return answer
-
-    async def _read(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            part = await asyncio.get_running_loop().sock_recv(self._socket, min(size - len(data), 2**16))
-            if not part:
-                raise ProgramEnded
-            data += part
-        return bytes(data)

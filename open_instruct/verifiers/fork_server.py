@@ -11,7 +11,6 @@ import pickle
 import resource
 import signal
 import socket
-import struct
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.scored_groups import Reading
+from open_instruct.system.cells.framing import framed, receive
 from open_instruct.system.sandbox import (
     Jail,
     be_killed_first,
@@ -150,21 +150,11 @@ def _score(score: ScoreFunction) -> None:
     """Score responses until the socket closes."""
     try:
         while True:
-            secret, response = pickle.loads(_read(struct.unpack("!Q", _read(8))[0]))
+            secret, response = pickle.loads(receive(0))
             reply = json.dumps(_score_safely(score, *response))
-            os.write(0, f"{secret} {reply}\n".encode())
+            os.write(0, framed(f"{secret} {reply}".encode()))
     finally:
         os._exit(0)
-
-
-def _read(size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        part = os.read(0, min(size - len(data), 1 << 20))
-        if not part:
-            os._exit(0)
-        data += part
-    return bytes(data)
 
 
 def reading_of(result: VerificationResult) -> Reading:

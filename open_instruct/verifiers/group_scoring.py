@@ -100,7 +100,7 @@ class GroupScoring:
                     if scorer.is_slow:
                         self._end(scorer)
                         break
-            except (OSError, ValueError, RecursionError):  # the scorer has ended, or its reply is not valid
+            except (OSError, EOFError, ValueError, RecursionError):  # the scorer has ended, or its reply is not valid
                 self._lose(scorer)
 
     def _look_at_the_clock(self) -> None:

@@ -17,12 +17,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 
 from open_instruct.scored_groups import Reading
+from open_instruct.system.cells.framing import Frames, framed
 from open_instruct.system.processes import is_stopped
 from open_instruct.system.sandbox import (
     environment,
@@ -99,7 +101,7 @@ class Scorer:
     is_slow: bool = False
     num_groups: int = 0
     """Groups scored so far."""
-    _buffer: bytes = b""
+    _replies: Frames = field(default_factory=partial(Frames, MAX_REPLY_BYTES))
 
     @property
     def number(self) -> int | None:
@@ -121,20 +123,16 @@ class Scorer:
             payload = pickle.dumps((secret, response))
             if data and len(data) + len(payload) > AHEAD_BYTES:
                 break
-            data += struct.pack("!Q", len(payload)) + payload
+            data += framed(payload)
             self.queue.append((numbers.popleft(), secret))
         self.since, self.is_slow = time.monotonic(), False
         self.socket.sendall(data)
 
     def receive(self) -> Iterator[tuple[int, Scored]]:
-        """The complete replies so far, each with its number. Raises `OSError` or `ValueError` if the scorer has ended or a reply
-        is bad. A bad reply belongs to the response that is being scored."""
-        data = self.socket.recv(MAX_REPLY_BYTES, socket.MSG_DONTWAIT)
-        *replies, self._buffer = (self._buffer + data).split(b"\n")
-        for reply in replies:
+        """The complete replies so far, each with its number. Raises `OSError`, `EOFError` or `ValueError` if the scorer has
+        ended or a reply is bad. A bad reply belongs to the response that is being scored."""
+        for reply in self._replies.add(self.socket.recv(MAX_REPLY_BYTES, socket.MSG_DONTWAIT)):
             yield self._take(reply)
-        if not data or len(self._buffer) > MAX_REPLY_BYTES:
-            raise OSError("no reply, or too much of one")
 
     def _take(self, reply: bytes) -> tuple[int, Scored]:
         if not self.queue:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from open_instruct.system.cells.framing import framed
 from open_instruct.verifiers import fork_server
 from open_instruct.verifiers.registry import VerificationResult
 
@@ -42,11 +43,11 @@ def score_by_text(
         case ("print", _, _):
             print("noise")
         case ("reply", _, reply):  # as somebody who has taken the process over
-            os.write(0, reply.encode() + b"\n")
+            os.write(0, framed(reply.encode()))
             time.sleep(1000)
         case ("answer", _, replies):  # as somebody who has looked around in the process as well
             secret = own_secret()
-            os.write(0, "".join(f"{secret} {reply}\n" for reply in replies.split("\n")).encode())
+            os.write(0, b"".join(framed(f"{secret} {reply}".encode()) for reply in replies.split("\n")))
             time.sleep(1000)
     return VerificationResult(float(text == ground_truth))
 
