@@ -29,7 +29,6 @@ from typing import Any
 
 from open_instruct.environments.adapters import environment_class
 from open_instruct.environments.base import Environment, EnvironmentSpec, ToolError
-from open_instruct.environments.orphan_reaper import OrphanReaper, become_subreaper
 from open_instruct.environments.wire import (
     ENVIRONMENT,
     MODEL,
@@ -41,7 +40,8 @@ from open_instruct.environments.wire import (
     turn_from_json,
 )
 from open_instruct.system.cells.framing import HEAD, packed, receive_async, unpacked
-from open_instruct.system.sandbox import be_killed_first, die_with_parent
+from open_instruct.system.cells.reaper import Reaper, become_subreaper, die_with_parent, end_children
+from open_instruct.system.sandbox import be_killed_first
 from open_instruct.user_modules import import_user_module
 
 LONGEST_ERROR = 500
@@ -54,7 +54,7 @@ def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> Non
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the engine decides when this process ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    listening, reaper = socket.socket(fileno=descriptor), OrphanReaper()
+    listening, reaper = socket.socket(fileno=descriptor), Reaper()
     try:
         if _load(listening, modules, targets):
             reaper.have_loaded()
@@ -62,7 +62,7 @@ def keep(descriptor: int, modules: Sequence[str], targets: Sequence[str]) -> Non
                 listening.sendall(READY)
                 _fork_for_ever(listening, reaper, set(targets))
     finally:
-        reaper.end()
+        end_children()
 
 
 def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[str]) -> bool:
@@ -79,7 +79,7 @@ def _load(listening: socket.socket, modules: Sequence[str], targets: Sequence[st
     return True
 
 
-def _fork_for_ever(listening: socket.socket, reaper: OrphanReaper, loaded: set[str]) -> None:
+def _fork_for_ever(listening: socket.socket, reaper: Reaper, loaded: set[str]) -> None:
     """Fork processes until the engine closes its end of the socket, or ends."""
     fork_server, prepared = os.getpid(), set[bytes]()
     waking, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -3,9 +3,9 @@
     conversation ── lease ──► pool ── asks ──► fork server: has loaded the code, forks ──► the environment's process
          └──────── reset, step, finish, close: JSON over a socket of its own ─────────────────┘
 
-A process that is late, ends, or answers nonsense is killed with everything that it has started (`orphan_reaper.py`), and the
-request to it raises `EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in the
-event loop of the engine's rollouts.
+A process that is late, ends, or answers nonsense is killed with everything that it has started (`system/cells/reaper.py`), and
+the request to it raises `EnvironmentFailed`. A process is used again only if its environment has no state. All of this runs in
+the event loop of the engine's rollouts.
 """
 
 import asyncio

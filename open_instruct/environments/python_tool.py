@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironment, ToolError, schema
+from open_instruct.system.cells.reaper import die_with_parent
 from open_instruct.system.sandbox import (
     Jail,
-    die_with_parent,
     limit_resources,
     missing,
     python_files,

@@ -13,7 +13,6 @@ import itertools
 import logging
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.rewards.functions import Description, RewardCall, RewardFunctionError
 from open_instruct.rewards.server import MOST_BYTES
 from open_instruct.system.cells.framing import packed, receive_async, unpacked
+from open_instruct.system.cells.supervised import Supervised
 from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.system.sandbox import environment
 
@@ -259,6 +259,7 @@ class _Process:
         self._target = target
         self._timeout_s = timeout_s
         self._is_jailed = is_jailed
+        self._supervised: Supervised | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
@@ -277,15 +278,15 @@ class _Process:
     async def start(self) -> None:
         """Start the process and wait until it has loaded the function. Raises `RewardFunctionError`."""
         paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # a notebook has "" there
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "open_instruct.rewards.server"),
+        self._supervised = await Supervised.start(
+            [sys.executable, "-P", "-m", "open_instruct.rewards.server"],
+            variables=environment(paths) if self._is_jailed else {**os.environ, **paths},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=environment(paths) if self._is_jailed else {**os.environ, **paths},
-            start_new_session=True,  # a signal to the run's process group is for the driver alone
         )
+        self._process = self._supervised.process
         limits = {"timeout_s": self._timeout_s, "cpu_s": math.ceil(self._timeout_s) * CALLS_IN_A_JAIL}
-        self._send({"target": self._target, "is_jailed": self._is_jailed, "parent": os.getpid(), **limits})
+        self._send({"target": self._target, "is_jailed": self._is_jailed, **limits})
         try:
             async with asyncio.timeout(START_S):
                 answer = await self._receive()
@@ -316,12 +317,8 @@ class _Process:
         if self._reading is not None:
             self._reading.cancel()
         self._fail_all(EOFError("its process was ended"))
-        self._kill_group()
-
-    def _kill_group(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._supervised is not None:
+            self._supervised.kill()
 
     def ended(self) -> asyncio.Task[None]:
         """Done once the killed process has ended and its pipes are closed, which must be before the event loop ends."""
@@ -363,7 +360,8 @@ class _Process:
                     future.set_result(answer)
         except (EOFError, OSError, ValueError, TypeError, RecursionError) as error:
             self._has_ended = True
-            self._kill_group()
+            if self._supervised is not None:
+                self._supervised.kill()
             self._fail_all(error)
 
     def _fail_all(self, error: Exception) -> None:

@@ -34,7 +34,6 @@ from open_instruct.system.sandbox import (
     GIB,
     Jail,
     be_killed_first,
-    die_with_parent,
     limit_resources,
     python_files,
     restrict_calls,
@@ -55,7 +54,6 @@ def main() -> None:
     calls, answers = _own_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = unpacked(receive(calls))
-    die_with_parent(start["parent"])
     target, is_jailed = start["target"], start["is_jailed"]
     try:
         function = load(target)

@@ -379,14 +379,6 @@ def _no_new_privileges() -> None:
         raise JailError(f"PR_SET_NO_NEW_PRIVS: {os.strerror(ctypes.get_errno())}")
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that forked it ends. `parent` is the process id of that thread."""
-    pr_set_pdeathsig, kill = 1, 9
-    _libc().prctl(pr_set_pdeathsig, kill, 0, 0, 0)
-    if os.getppid() != parent:  # the parent has ended already
-        os._exit(1)
-
-
 def be_killed_first() -> None:
     """If memory runs out, the kernel kills this process before other processes."""
     Path("/proc/self/oom_score_adj").write_text("1000")

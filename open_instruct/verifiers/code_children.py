@@ -14,7 +14,8 @@ import resource
 import socket
 import sys
 
-from open_instruct.system.sandbox import Jail, die_with_parent, limit_to_computing, restrict_calls
+from open_instruct.system.cells.reaper import die_with_parent
+from open_instruct.system.sandbox import Jail, limit_to_computing, restrict_calls
 from open_instruct.verifiers.code_names import OFTEN_IMPORTED
 from open_instruct.verifiers.code_programs import ProgramProcess, usual_names
 from open_instruct.verifiers.code_tests import TestProcess

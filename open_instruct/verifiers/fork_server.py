@@ -20,10 +20,10 @@ from typing import Any
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.scored_groups import Reading
 from open_instruct.system.cells.framing import framed, receive
+from open_instruct.system.cells.reaper import die_with_parent, reap
 from open_instruct.system.sandbox import (
     Jail,
     be_killed_first,
-    die_with_parent,
     has_filters,
     landlock_version,
     limit_resources,
@@ -91,7 +91,7 @@ def keep(descriptor: int) -> None:
             if not descriptors:
                 return
             job = connection.recv()
-            _reap()
+            reap()
             _prepare(*job)
             fork_server = os.getpid()
             if pid := os.fork():
@@ -115,13 +115,6 @@ def _load(datasets: Collection[str]) -> dict[str, str]:
         except Exception as err:  # a verifier that is broken, or refuses this machine, must not affect other rows
             refusals[dataset] = f"{type(err).__name__}: {err}"
     return refusals
-
-
-def _reap() -> None:
-    """Remove scorers that have ended from the kernel's process table."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _prepare(dataset: str, ground_truth: object) -> None:

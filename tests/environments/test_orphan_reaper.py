@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from open_instruct.cluster.process_watch import RUN_MARK as MARK_OF_RUNS
-from open_instruct.environments import orphan_reaper
 from open_instruct.environments.base import EnvironmentSpec, ToolCall, Turn
 from open_instruct.environments.mcp_tools import RUN_MARK
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
+from open_instruct.system.cells.reaper import children
 
 LIMIT_S = 60.0
 STARTS = """
@@ -176,11 +176,11 @@ def test_the_children_of_a_process_are_found_with_any_kernel(
 
     list_directory = os.listdir
     monkeypatch.setattr(os, "listdir", listed)
-    before = orphan_reaper._children()
+    before = children()
     with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as child:
-        assert orphan_reaper._children() - before == {child.pid}
+        assert children() - before == {child.pid}
         os.killpg(child.pid, signal.SIGKILL)
-    assert orphan_reaper._children() == before
+    assert children() == before
 
 
 SERVER = """

@@ -104,7 +104,7 @@ class CellUser:
         return {pid for pid in self.processes() if self._depth_of(pid) == self.depth}
 
     def fork_servers(self) -> set[int]:
-        return {pid for pid in self.processes() if self._depth_of(pid) == 1} if self.depth > 1 else set()
+        return {pid for pid in self.processes() if self._depth_of(pid) == 1}
 
     def processes(self) -> set[int]:
         children = psutil.Process().children(recursive=True)
@@ -219,7 +219,8 @@ class Agents(CellUser):
 
 
 class Functions(CellUser):
-    depth = 1
+    def fork_servers(self) -> set[int]:
+        return set()
 
     async def _open(self) -> None:
         path = self.folder / "mine.py"

@@ -226,7 +226,7 @@ def test_cell_is_killed_first_if_memory_runs_out(user: CellUser) -> None:
     hanging.result(WHOLE_S)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name != "functions"])
+@pytest.mark.parametrize("name", ALL)
 def test_no_process_outlives_an_owner_that_is_killed(name: str, tmp_path: Path) -> None:
     script = str(Path(cell_users.__file__))
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -17,6 +17,7 @@ from open_instruct.system.cells.framing import (
     packed,
     receive,
     receive_async,
+    send,
     unpacked,
 )
 
