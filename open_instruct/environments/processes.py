@@ -23,7 +23,6 @@ from typing import Any
 
 from open_instruct.environments.base import Ending, EnvironmentSpec, Observation, Opening, ToolError, Turn
 from open_instruct.environments.fork_server import FAILED, LONGEST_ERROR
-from open_instruct.environments.slots import Slots
 from open_instruct.environments.wire import (
     MODEL,
     MOST_BYTES,
@@ -33,6 +32,7 @@ from open_instruct.environments.wire import (
     turn_to_json,
 )
 from open_instruct.system.cells.framing import BadMessage, packed, receive_async, unpacked
+from open_instruct.system.cells.places import Places
 from open_instruct.system.sandbox import environment
 
 logger = logging.getLogger(__name__)
@@ -147,10 +147,10 @@ async def receive(connection: socket.socket) -> dict[str, Any]:
 
 
 class EnvironmentPool:
-    """At most `limit` processes of environments on one engine. `slots.py` says in which order requests get them, and why no
+    """At most `limit` processes of environments on one engine. `Places` says in which order requests get them, and why no
     request waits for ever.
 
-    A process that waits for its next call has no slot. It is ended when its room is needed.
+    A process that waits for its next call has no place. It is ended when its room is needed.
 
     Args:
         modules: files and modules to import first (`--environment_modules`).
@@ -168,7 +168,7 @@ class EnvironmentPool:
     ) -> None:
         self._modules, self._targets = list(modules), list(targets)
         self._run_programs = frozenset(run_programs)
-        self._slots = Slots(limit)
+        self._places = Places(limit)
         self._asking = asyncio.Lock()
         self._fork_servers: dict[bool, _ForkServer] = {}
         """Fork servers by whether their environments run programs. If so, the processes do not inherit all variables."""
@@ -177,42 +177,42 @@ class EnvironmentPool:
         self.is_closed = False
 
     async def lease(self, spec: EnvironmentSpec, deadline_s: float, *, keeps_others: bool = False) -> Lease:
-        """A process with this environment, made and not yet reset. Waits until a slot is free; the wait does not count against
+        """A process with this environment, made and not yet reset. Waits until a place is free; the wait does not count against
         the deadline.
 
         Args:
             keeps_others: the caller holds leases from `lease_all(…, and_one_more=True)`, and keeps them during this one.
         """
-        await self._slots.take(keeps_others=keeps_others)
-        return await self._in_a_slot(spec, deadline_s)
+        await self._places.take(keeps_others=keeps_others)
+        return await self._in_a_place(spec, deadline_s)
 
     async def lease_all(
         self, specs: Sequence[EnvironmentSpec], deadline_s: float, *, and_one_more: bool = False
     ) -> list[Lease]:
-        """A process for each of these environments, once there is a slot for all of them.
+        """A process for each of these environments, once there is a place for all of them.
 
         Args:
             and_one_more: the caller will sometimes lease one more process while it keeps these.
         """
-        await self._slots.take(len(specs), leaves=int(and_one_more))
+        await self._places.take(len(specs), leaves=int(and_one_more))
         leases: list[Lease] = []
         try:
             for spec in specs:
-                leases.append(await self._in_a_slot(spec, deadline_s))
+                leases.append(await self._in_a_place(spec, deadline_s))
         except BaseException:
-            num_untried = len(specs) - len(leases) - 1  # the slot of the failed process has already been given back
-            self._slots.give_back(num_untried)
+            num_untried = len(specs) - len(leases) - 1  # the place of the failed process has already been given back
+            self._places.give_back(num_untried)
             for lease in leases:
                 self.forget(lease)
             raise
         return leases
 
     async def replace(self, lease: Lease, deadline_s: float) -> Lease:
-        """A fresh process in place of a failed one. It takes over the slot of the failed process, because a caller that keeps
-        other slots must not wait for a new one."""
+        """A fresh process in place of a failed one. It takes over the place of the failed process, because a caller that keeps
+        other places must not wait for a new one."""
         lease.kill()
         self._leased.discard(lease)
-        return await self._in_a_slot(lease.spec, deadline_s)
+        return await self._in_a_place(lease.spec, deadline_s)
 
     async def give_back(self, lease: Lease) -> None:
         """End a lease. The process of a tool without a state waits for the next call; any other process ends."""
@@ -220,7 +220,7 @@ class EnvironmentPool:
         if lease.is_alive and lease.is_stateless and lease.num_uses < MOST_USES and not self.is_closed:
             self._leased.remove(lease)
             self._idle[repr(lease.spec)].append(lease)
-            self._slots.give_back()
+            self._places.give_back()
             return
         try:
             await lease.close()
@@ -228,11 +228,11 @@ class EnvironmentPool:
             self.forget(lease)
 
     def forget(self, lease: Lease) -> None:
-        """Kill the process and free its slot."""
+        """Kill the process and free its place."""
         lease.kill()
         if lease in self._leased:
             self._leased.remove(lease)
-            self._slots.give_back()
+            self._places.give_back()
 
     def close(self) -> None:
         """Kill all processes. May be called from any thread once no conversation is running."""
@@ -252,8 +252,8 @@ class EnvironmentPool:
     def _num_idle(self) -> int:
         return sum(map(len, self._idle.values()))
 
-    async def _in_a_slot(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
-        """A process in a slot that was taken for it. If no process can be made, the slot is given back."""
+    async def _in_a_place(self, spec: EnvironmentSpec, deadline_s: float) -> Lease:
+        """A process in a place that was taken for it. If no process can be made, the place is given back."""
         lease = self._take_idle(repr(spec))
         if lease is not None:
             self._leased.add(lease)
@@ -262,7 +262,7 @@ class EnvironmentPool:
             self._make_room()
             lease = await self._fork(spec)
         except BaseException:
-            self._slots.give_back()
+            self._places.give_back()
             raise
         self._leased.add(lease)
         try:
@@ -286,8 +286,8 @@ class EnvironmentPool:
         return None
 
     def _make_room(self) -> None:
-        """End idle processes of other tools, the oldest first, until there is room for the slot that was taken."""
-        while self._num_idle > self._slots.num_free:
+        """End idle processes of other tools, the oldest first, until there is room for the place that was taken."""
+        while self._num_idle > self._places.num_free:
             next(leases for leases in self._idle.values() if leases).pop(0).kill()
 
     async def _fork(self, spec: EnvironmentSpec) -> Lease:

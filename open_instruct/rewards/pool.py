@@ -25,6 +25,7 @@ from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.rewards.functions import Description, RewardCall, RewardFunctionError
 from open_instruct.rewards.server import MOST_BYTES
 from open_instruct.system.cells.framing import packed, receive_async, unpacked
+from open_instruct.system.cells.places import Places
 from open_instruct.system.cells.supervised import Supervised
 from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.system.sandbox import environment
@@ -111,7 +112,7 @@ class _Function:
         self._is_jailed = is_jailed
         self._starting = asyncio.Lock()
         self._description: Description | None = None
-        self._places = asyncio.Semaphore(1)
+        self._places = Places(1)
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
         self._dying: list[_Process] = []
@@ -124,7 +125,7 @@ class _Function:
             if self._description is None:
                 process = await self._start()
                 self._description = description = process.description
-                self._places = asyncio.Semaphore(MOST_SIDE_BY_SIDE if description.is_async else self._num_processes)
+                self._places = Places(MOST_SIDE_BY_SIDE if description.is_async else self._num_processes)
                 self._idle.append(process)
         return self._description
 

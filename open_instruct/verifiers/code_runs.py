@@ -14,6 +14,7 @@ from typing import Any
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.system.cells.framing import BadMessage, framed, receive_async, unpacked
+from open_instruct.system.cells.places import Places
 from open_instruct.system.sandbox import Jail, missing
 from open_instruct.verifiers.base import NotScored
 from open_instruct.verifiers.code_children import GRACE_S
@@ -59,7 +60,7 @@ class CodeRuns:
     """
 
     def __init__(self, at_once: int | None = None) -> None:
-        self._places = asyncio.Semaphore(at_once or len(os.sched_getaffinity(0)))
+        self._places = Places(at_once or len(os.sched_getaffinity(0)))
         self._forking = ThreadPoolExecutor(1, thread_name_prefix="code")
         self._fork_server: ForkServer | None = None
 

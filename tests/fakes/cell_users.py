@@ -28,7 +28,7 @@ from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.workflows.agents.programs import Program
 
 RIGHT, HANG, DIE, FLOOD = "right", "hang", "die", "flood"
-LIMIT_S = 2.5
+LIMIT_S = 4.0
 """Seconds that a piece of work may take."""
 WHOLE_S = 120.0
 KEY = "OPEN_INSTRUCT_TEST_KEY"

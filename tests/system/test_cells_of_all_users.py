@@ -86,15 +86,15 @@ def connections(pid: int) -> set[str]:
 
 def begin(user: CellUser) -> tuple["Future[str]", int]:
     """Work that hangs, and the cell that does it."""
-    mark = f"what a model wrote {next(NUMBERS)}"
-    hanging, cells = user.start(f"{HANG} {mark}"), set[int]()
-    while not cells:
-        if hanging.done():  # a busy machine was too slow to look at it in time
-            assert is_late(hanging.result()), hanging.result()
-            hanging = user.start(f"{HANG} {mark}")
-        time.sleep(0.02)
-        cells = {pid for pid in user.cells() if memory_has(pid, mark)}
-    return hanging, min(cells)  # a program's test knows the program's text, too, and is begun after it
+    while True:
+        mark = f"what a model wrote {next(NUMBERS)}"
+        hanging = user.start(f"{HANG} {mark}")
+        while not hanging.done():
+            cells = {pid for pid in user.cells() if memory_has(pid, mark)}
+            if cells and is_alive(min(cells)):
+                return hanging, min(cells)  # a program's test knows the program's text, too, and is begun after it
+            time.sleep(0.02)
+        assert is_late(hanging.result())  # a busy machine was too slow to look at it in time
 
 
 def is_late(outcome: str) -> bool:
