@@ -8,13 +8,9 @@ the request to it raises `EnvironmentFailed`. A process is used again only if it
 the event loop of the engine's rollouts.
 """
 
-import asyncio
 import logging
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 from open_instruct.environments.base import Ending, EnvironmentSpec, Observation, Opening, ToolError, Turn
-from open_instruct.environments.fork_server import FAILED, LONGEST_ERROR
+from open_instruct.environments.service import EnvironmentProcesses
 from open_instruct.environments.wire import (
     MODEL,
     MOST_BYTES,
@@ -31,14 +27,14 @@ from open_instruct.environments.wire import (
     opening_from_json,
     turn_to_json,
 )
-from open_instruct.system.cells.framing import BadMessage, packed, receive_async, unpacked
+from open_instruct.system.cells.cells import Cell, CellEnded, Cells, UnavailableError
+from open_instruct.system.cells.fork_server import LONGEST_ERROR
+from open_instruct.system.cells.framing import packed
 from open_instruct.system.cells.places import Places
 from open_instruct.system.sandbox import environment
 
 logger = logging.getLogger(__name__)
 
-START_S = 120.0
-"""Longest time that the fork server may take to load the code of the environments."""
 CLOSE_S = 5.0
 """Longest time that an environment may take to close before it is killed."""
 MOST_USES = 256
@@ -52,22 +48,22 @@ class EnvironmentFailed(RuntimeError):
 class Lease:
     """One environment in its process, for one conversation."""
 
-    def __init__(self, spec: EnvironmentSpec, connection: socket.socket, process: int, pid: int) -> None:
+    def __init__(self, spec: EnvironmentSpec, cell: Cell) -> None:
         self.spec = spec
+        self.cell = cell
         self.num_uses = 0
-        self.is_alive = True
         self.is_stateless = False
         self.state: Any = None
         """The last `Environment.dump` of the episode; None if there is none."""
-        self._connection = connection
-        self._process = process
-        """File descriptor (pidfd) of the process. Unlike a process id, it never comes to mean another process."""
-        self._pid = pid
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.cell.is_killed
 
     def has_ended(self) -> bool:
         """Whether the process has ended, or has sent something without a request."""
         try:
-            self._connection.recv(1, socket.MSG_PEEK)
+            self.cell.connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
@@ -101,16 +97,8 @@ class Lease:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and its group. May be called twice. The fork server kills processes that have left the group, or have
-        outlived a process that ended by itself."""
-        if not self.is_alive:
-            return
-        self.is_alive = False
-        with suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(self._process, 0)  # the number still means this process, so its group is its own
-            os.killpg(self._pid, signal.SIGKILL)
-        os.close(self._process)
-        self._connection.close()
+        """Kill the process. May be called twice. The fork server kills what it has started."""
+        self.cell.kill()
 
     async def _ask(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         """The environment's answer. Any failure ends the process, because its state is then unknown."""
@@ -118,18 +106,11 @@ class Lease:
         if not self.is_alive:
             raise EnvironmentFailed(f"{self.spec.name}: its process has ended")
         try:
-            async with asyncio.timeout(deadline_s):
-                await asyncio.get_running_loop().sock_sendall(self._connection, packed(message))
-                reply = await receive(self._connection)
+            reply = await self.cell.ask(packed(message), deadline_s, most_bytes=MOST_BYTES)
         except TimeoutError:
-            self.kill()
             raise EnvironmentFailed(f"{self.spec.name}: {phase} took longer than {deadline_s:g} s") from None
-        except (OSError, BadMessage, EOFError) as error:
-            self.kill()
-            raise EnvironmentFailed(f"{self.spec.name}: {phase}: {error or 'its process ended'}") from error
-        except BaseException:  # a cancelled conversation leaves an answer, which the next request must not read
-            self.kill()
-            raise
+        except CellEnded as error:
+            raise EnvironmentFailed(f"{self.spec.name}: {phase}: {error}") from error
         if "error" not in reply:
             self.state = reply.get("state", self.state)
             answer = reply.get("answer")
@@ -138,12 +119,6 @@ class Lease:
             raise ToolError(str(reply["error"]))
         self.kill()
         raise EnvironmentFailed(f"{self.spec.name}: {phase}: {str(reply['error'])[:LONGEST_ERROR]}")
-
-
-async def receive(connection: socket.socket) -> dict[str, Any]:
-    """Receive one message. Raises `EOFError`, `OSError` or `BadMessage`."""
-    loop = asyncio.get_running_loop()
-    return unpacked(await receive_async(lambda size: loop.sock_recv(connection, size), MOST_BYTES))
 
 
 class EnvironmentPool:
@@ -169,9 +144,8 @@ class EnvironmentPool:
         self._modules, self._targets = list(modules), list(targets)
         self._run_programs = frozenset(run_programs)
         self._places = Places(limit)
-        self._asking = asyncio.Lock()
-        self._fork_servers: dict[bool, _ForkServer] = {}
-        """Fork servers by whether their environments run programs. If so, the processes do not inherit all variables."""
+        self._cells: dict[bool, Cells] = {}
+        """Processes by whether their environments run programs. If so, the processes do not inherit all variables."""
         self._leased: set[Lease] = set()
         self._idle: defaultdict[str, list[Lease]] = defaultdict(list)
         self.is_closed = False
@@ -241,8 +215,8 @@ class EnvironmentPool:
             lease.kill()
         self._leased.clear()
         self._idle.clear()
-        for fork_server in self._fork_servers.values():
-            fork_server.end()
+        for cells in self._cells.values():
+            cells.close()
 
     @property
     def num_processes(self) -> int:
@@ -293,85 +267,17 @@ class EnvironmentPool:
     async def _fork(self, spec: EnvironmentSpec) -> Lease:
         if self.is_closed:
             raise EnvironmentFailed(f"{spec.name}: the engine ends")
-        async with self._asking:
-            for attempt in (1, 2):
-                is_bare = spec.target in self._run_programs
-                if is_bare not in self._fork_servers:
-                    targets = [target for target in self._targets if (target in self._run_programs) == is_bare]
-                    modules = [] if is_bare else self._modules
-                    variables = environment({}) if is_bare else dict(os.environ)
-                    self._fork_servers[is_bare] = _ForkServer(modules, targets, variables)
-                try:
-                    return await self._fork_servers[is_bare].fork(spec)
-                except (OSError, EOFError, TimeoutError, BadMessage) as error:
-                    await asyncio.to_thread(self._fork_servers.pop(is_bare).end)
-                    if attempt == 2:
-                        why = str(error) or f"its code took longer than {START_S:g} s to load"
-                        raise EnvironmentFailed(f"{spec.name}: no process could be started: {why}") from error
-                    logger.warning("the process that starts environments failed and is started again: %s", error)
-        raise AssertionError("the second attempt returns or raises")
-
-
-class _ForkServer:
-    """The engine's handle on the process that forks the environments' processes."""
-
-    def __init__(self, modules: Sequence[str], targets: Sequence[str], variables: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
-        self._is_ready = False
-        arguments = [str(theirs.fileno()), str(len(modules)), *modules, *targets]
-        paths = os.pathsep.join(path for path in sys.path if path)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "open_instruct.environments.fork_server", *arguments],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # some libraries print on import
-                env={**variables, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            )
-
-    async def fork(self, spec: EnvironmentSpec) -> Lease:
-        """A fresh process. Raises `OSError`, `EOFError`, `TimeoutError` or `BadMessage`."""
-        await self._wait_until_ready()
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        is_bare = spec.target in self._run_programs
         try:
-            request = packed({"target": spec.target, "config": spec.config})
-            with theirs:
-                if socket.send_fds(self._socket, [request], [theirs.fileno()]) < len(request):
-                    raise OSError("its arguments are too long")
-            async with asyncio.timeout(START_S):  # the first environment of a kind also waits for its code to load
-                pid = (await receive(ours)).get("pid")
-            if type(pid) is not int:
-                raise BadMessage("no process id")
-            process = os.pidfd_open(pid)
-        except ProcessLookupError:  # the process ended and was reaped; the fork server works
-            ours.close()
-            raise EnvironmentFailed(f"{spec.name}: its process ended at once") from None
-        except BaseException:
-            ours.close()
-            raise
-        return Lease(spec, ours, process, pid)
+            if is_bare not in self._cells:
+                self._cells[is_bare] = self._new_cells(is_bare=is_bare)
+            return Lease(spec, await self._cells[is_bare].fork_async((spec.target, dict(spec.config))))
+        except UnavailableError as error:
+            raise EnvironmentFailed(f"{spec.name}: {error}") from error
+        except RuntimeError as error:
+            raise EnvironmentFailed(f"{spec.name}: the engine ends") from error
 
-    async def _wait_until_ready(self) -> None:
-        if self._is_ready:
-            return
-        async with asyncio.timeout(START_S):
-            answer = await asyncio.get_running_loop().sock_recv(self._socket, 1 + LONGEST_ERROR)
-        if answer[:1] == FAILED or not answer:
-            raise OSError(answer[1:].decode(errors="replace") or "it ended; its standard error says why")
-        self._is_ready = True
-
-    def end(self) -> None:
-        """Have the fork server kill the processes that it has forked, and all that these have started, and end."""
-        if not self._is_ready:  # it has forked nothing yet, and may go on loading for a long time
-            self._process.kill()
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_S)
-        if self._process.returncode is None:
-            self._process.kill()  # the kernel then kills the processes that it forked
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(CLOSE_S)
+    def _new_cells(self, *, is_bare: bool) -> Cells:
+        targets = [target for target in self._targets if (target in self._run_programs) == is_bare]
+        kind = EnvironmentProcesses([] if is_bare else self._modules, targets)
+        return Cells(kind, {**(environment({}) if is_bare else os.environ), "OMP_NUM_THREADS": "1"})

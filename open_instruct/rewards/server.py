@@ -34,10 +34,8 @@ from open_instruct.system.sandbox import (
     GIB,
     Jail,
     be_killed_first,
-    limit_resources,
+    confine,
     python_files,
-    restrict_calls,
-    restrict_files,
 )
 
 MOST_BYTES = 2**26
@@ -95,9 +93,7 @@ def _go_to_jail(target: str, *, cpu_s: int) -> None:
     beside = [str(Path(file).resolve().parent)] if file.endswith(".py") else []
     jail = Jail(readable=(*python_files(["open_instruct"]), *beside), memory_bytes=JAIL_BYTES, cpu_s=cpu_s)
     be_killed_first()
-    limit_resources(jail)
-    restrict_files(jail)
-    restrict_calls(jail)
+    confine(jail)
 
 
 def _answer(function: RewardFunction, message: dict[str, Any]) -> dict[str, Any]:

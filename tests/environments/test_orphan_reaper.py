@@ -89,7 +89,7 @@ def wait_for_end(processes: list[psutil.Process], limit_s: float = 20.0) -> None
 def test_an_environment_that_is_killed_between_two_turns_leaves_nothing(target: str, another_begins: bool) -> None:
     async def work(pool: EnvironmentPool) -> None:
         lease, helper, own = await begun(pool, target)
-        os.kill(lease._pid, signal.SIGKILL)  # as the kernel does where memory runs out
+        os.kill(lease.cell.pid, signal.SIGKILL)  # as the kernel does where memory runs out
         of_other = (await begun(pool, target))[2] if another_begins else []
         await asyncio.to_thread(wait_for_end, own)
         with pytest.raises(EnvironmentFailed):

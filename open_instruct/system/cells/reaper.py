@@ -18,18 +18,19 @@ from contextlib import suppress
 
 from open_instruct.system.processes import process_table
 
+_LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 KILL_S = 3.0
 """Longest wait for killed processes to end. The kernel may delay the end of a process that waits for a device."""
 
 
 def become_subreaper() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that forked it ends. `parent` is the process id of that thread."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
