@@ -103,8 +103,6 @@ class Lease:
     async def _ask(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         """The environment's answer. Any failure ends the process, because its state is then unknown."""
         phase = message["do"]
-        if not self.is_alive:
-            raise EnvironmentFailed(f"{self.spec.name}: its process has ended")
         try:
             reply = await self.cell.ask(packed(message), deadline_s, most_bytes=MOST_BYTES)
         except TimeoutError:

@@ -78,6 +78,8 @@ class Cell:
             CellEnded: the cell has ended, or has sent what is no answer.
         """
         loop = asyncio.get_running_loop()
+        if self.is_killed:
+            raise CellEnded("its process has ended")
         try:
             async with asyncio.timeout(deadline_s):
                 await loop.sock_sendall(self.connection, message)
@@ -87,7 +89,7 @@ class Cell:
             raise
         except (OSError, BadMessage, EOFError) as error:
             self.kill()
-            raise CellEnded(str(error) or "its process ended") from error
+            raise CellEnded("its process ended" if isinstance(error, ConnectionError) else str(error)) from error
         except BaseException:
             self.kill()
             raise
