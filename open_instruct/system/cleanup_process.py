@@ -63,9 +63,9 @@ def clean_up() -> None:
         os._exit(0)
     print(os.getpid(), flush=True)
     if line := sys.stdin.readline():  # else the starter ended before it could say what it had started
-        known = json.loads(line)
-        files += known["files"]
-        processes = [process for process in map(_open_process, known["processes"]) if process is not None]
+        message = json.loads(line)
+        files += message["files"]
+        processes = [process for process in map(_open_process, message["processes"]) if process is not None]
         print("they are known", flush=True)
         sys.stdin.read()
         _kill(processes)

@@ -1,7 +1,6 @@
 """The owner's side of scorers (`scorers.py`): what is asked of them, and which replies are believed."""
 
 import json
-import logging
 import math
 import pickle
 import secrets
@@ -17,8 +16,6 @@ from open_instruct.scored_groups import Reading
 from open_instruct.system.cells.cells import Cell, UnavailableError
 from open_instruct.system.cells.framing import Frames, framed
 from open_instruct.verifiers.scorers import MAX_FAILURE, MAX_READING, MAX_REPLY_BYTES
-
-logger = logging.getLogger(__name__)
 
 AHEAD_BYTES = 2**16
 """Most bytes of several responses that are sent to a scorer at once. A socket holds more, so sending never waits."""
