@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 HEAD = struct.Struct("!Q")
+ENDED = "its process ended"
 MOST_AT_ONCE = 2**18
 """Most bytes that are read at once."""
 
@@ -42,11 +43,12 @@ def unpacked(content: bytes) -> dict[str, Any]:
 
 
 class Frames:
-    """The one reader: takes the parts that a peer has sent, and gives back its messages without their lengths."""
+    """Takes the parts that a peer has sent, and gives back its messages without their lengths."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self._most_bytes = most_bytes
         self._data = bytearray()
+        """What has come of the next message, or of its length."""
         self._size = HEAD.size
         self._has_head = False
 
@@ -59,27 +61,50 @@ class Frames:
         """The messages that are complete with this part. Raises `EOFError` for no bytes, because the peer has ended or closed its
         end, perhaps within a message, and `BadMessage` for a message that is too long."""
         if not part:
-            raise EOFError("its process ended")
-        self._data += part
-        while len(self._data) >= self._size:
-            content = bytes(self._data[: self._size])
-            del self._data[: self._size]
-            if self._has_head:
-                self._size, self._has_head = HEAD.size, False
-                yield content
-            else:
-                (self._size,) = HEAD.unpack(content)
-                self._has_head = True
-                if self._most_bytes is not None and self._size > self._most_bytes:
-                    raise BadMessage(f"a message of {self._size} bytes")
+            raise EOFError(ENDED)
+        data, start = part, 0
+        if self._data:
+            self._data += part
+            data, self._data = self._data, bytearray()
+        try:
+            while (end := start + self._size) <= len(data):
+                if self._has_head:
+                    content, start = bytes(data[start:end]), end
+                    self._size, self._has_head = HEAD.size, False
+                    yield content
+                else:
+                    self._size, start = _size(data, self._most_bytes, start), end
+                    self._has_head = True
+        finally:
+            if start < len(data):
+                self._data = data if isinstance(data, bytearray) else bytearray(data)
+                del self._data[:start]
 
 
 def receive(descriptor: int, most_bytes: int | None = None) -> bytes:
     """The content of the next message. A jail allows its only system call, `read`. Raises as `Frames.add`."""
-    frames = Frames(most_bytes)
-    while True:
-        for content in frames.add(os.read(descriptor, frames.missing)):
-            return content
+    return _read(descriptor, _size(_read(descriptor, HEAD.size), most_bytes))
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    data = os.read(descriptor, min(size, MOST_AT_ONCE)) if size else b""
+    if len(data) == size:  # almost always
+        return data
+    parts = bytearray(data)
+    while data:
+        data = os.read(descriptor, min(size - len(parts), MOST_AT_ONCE))
+        parts += data
+        if len(parts) == size:
+            return bytes(parts)
+    raise EOFError(ENDED)
+
+
+def _size(head: bytes | bytearray, most_bytes: int | None, start: int = 0) -> int:
+    """The size of the message whose length begins at `start`."""
+    (size,) = HEAD.unpack_from(head, start)
+    if most_bytes is not None and size > most_bytes:
+        raise BadMessage(f"a message of {size} bytes")
+    return size
 
 
 async def receive_async(read: Callable[[int], Awaitable[bytes]], most_bytes: int | None = None) -> bytes:
