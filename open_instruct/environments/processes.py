@@ -8,7 +8,6 @@ the request to it raises `EnvironmentFailed`. A process is used again only if it
 the event loop of the engine's rollouts.
 """
 
-import logging
 import os
 import socket
 from collections import defaultdict
@@ -32,8 +31,6 @@ from open_instruct.system.cells.fork_server import LONGEST_ERROR
 from open_instruct.system.cells.framing import packed
 from open_instruct.system.cells.places import Places
 from open_instruct.system.sandbox import environment
-
-logger = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
 """Longest time that an environment may take to close before it is killed."""
