@@ -107,7 +107,7 @@ asyncio.run(main())
     process = subprocess.Popen([sys.executable, "-c", engine], cwd=Path(__file__).parents[2])
     try:
         wait_until(lambda: (tmp_path / "begun").exists(), 120.0)
-        assert len(processes_with(str(program))) >= 7
+        wait_until(lambda: len(processes_with(str(program))) >= 7)
     finally:
         process.kill()
         process.wait(20)
