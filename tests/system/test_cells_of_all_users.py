@@ -79,7 +79,7 @@ def _contents(maps: Iterable[str], memory: BinaryIO) -> Iterator[bytes]:
 def connections(pid: int) -> set[str]:
     """Sockets and pipes that a process holds; none if it has ended."""
     links = set()
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, ProcessLookupError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             links.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     return {link for link in links if link.startswith(("socket:", "pipe:"))}
@@ -106,6 +106,16 @@ def works(user: CellUser) -> bool:
     return user.start(RIGHT).result(WHOLE_S) == "right"
 
 
+def begin_and_send(user: CellUser, number: signal.Signals) -> tuple["Future[str]", int]:
+    """Work that hangs, and the cell that does it, which has got this signal before its deadline."""
+    while True:
+        hanging, cell = begin(user)
+        with suppress(ProcessLookupError):
+            os.kill(cell, number)
+            return hanging, cell
+        hanging.result(WHOLE_S)
+
+
 def end(hanging: "Future[str]", cell: int) -> None:
     """End work that hangs before its deadline. A scorer's is tried once more."""
     with suppress(ProcessLookupError):
@@ -127,8 +137,7 @@ def test_work_that_hangs_ends_at_its_deadline_and_costs_no_other(user: CellUser)
 
 @of(ALL)
 def test_stopped_cell_ends_at_its_deadline(user: CellUser) -> None:
-    hanging, cell = begin(user)
-    os.kill(cell, signal.SIGSTOP)
+    hanging, cell = begin_and_send(user, signal.SIGSTOP)
     assert is_late(hanging.result(WHOLE_S))
     wait_until(lambda: not is_alive(cell), 20.0)
     assert works(user)
@@ -155,8 +164,7 @@ def test_answer_that_is_too_long_costs_its_own_work_alone(user: CellUser) -> Non
 
 @of(ALL)
 def test_cell_that_is_killed_from_outside_is_replaced(user: CellUser) -> None:
-    hanging, cell = begin(user)
-    os.kill(cell, signal.SIGKILL)  # as the kernel does where memory runs out
+    hanging, _ = begin_and_send(user, signal.SIGKILL)  # as the kernel does where memory runs out
     assert hanging.result(WHOLE_S) != "right"
     assert works(user)
 
