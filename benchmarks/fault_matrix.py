@@ -117,7 +117,7 @@ FAULTS = [
         Fault(f"queue {number} of 3 stopped", f"{QUEUE}#{number}", STOP, "ends", "queue (process")
         for number in (1, 2, 3)
     ),
-    Fault("verifiers killed", "verifiers.fork_server", KILL, "goes on", "the verifiers' process is started again"),
+    Fault("verifiers killed", "verifiers.scorers", KILL, "goes on", "the verifiers' process is started again"),
     Fault("Ray's GCS killed", "gcs_server", KILL, "ends", "Ray's GCS (process"),
     Fault("Ray's GCS stopped", "gcs_server", STOP, "ends", "Ray's GCS (process"),
     Fault("raylet killed", "raylet", KILL, "ends", "aylet"),

@@ -131,7 +131,7 @@ def _name(title: str) -> str:
     if words[0].startswith("ray::"):
         return words[0].partition(".")[0]
     for known in (
-        "verifiers.fork_server",
+        "verifiers.scorers",
         "OPEN_INSTRUCT_STARTED_BY",
         "OPEN_INSTRUCT_RUN",
         "resource_tracker",

@@ -44,7 +44,7 @@ def find_stopped(pids: Sequence[int]) -> list[int]:
     table = process_table()  # asking for the children of each of `pids` would read the whole table for each of them
     ancestors: set[int] = set()
     for pid, (state, _) in table.items():
-        if state in STOPPED and not _is_of_verifiers(pid):
+        if state in STOPPED and not _forks_cells(pid):
             ancestors.update(_line_of(pid, table))
     return [pid for pid in pids if pid in ancestors]
 
@@ -64,9 +64,9 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _is_of_verifiers(pid: int) -> bool:
+def _forks_cells(pid: int) -> bool:
     with suppress(psutil.Error):
-        return any("open_instruct.verifiers.fork_server" in word for word in psutil.Process(pid).cmdline())
+        return any("open_instruct.system.cells.fork_server" in word for word in psutil.Process(pid).cmdline())
     return False
 
 

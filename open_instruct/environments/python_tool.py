@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 import os
-import resource
 import signal
 import sys
 import traceback
@@ -19,14 +18,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from open_instruct.environments.base import ENVIRONMENTS, Schema, ToolEnvironment, ToolError, schema
+from open_instruct.system.cells.fork_server import hold_only
+from open_instruct.system.cells.reaper import die_with_parent
 from open_instruct.system.sandbox import (
     Jail,
-    die_with_parent,
-    limit_resources,
+    confine,
     missing,
     python_files,
-    restrict_calls,
-    restrict_files,
 )
 
 MOST_OUTPUT = 2**16
@@ -160,15 +158,10 @@ def _become_program(parent: int, writing: int, jail: Jail, code: str) -> None:
     status = 1
     try:
         die_with_parent(parent)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(writing, 1)
-        os.dup2(writing, 2)
-        os.closerange(3, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**16))
+        hold_only([os.open(os.devnull, os.O_RDONLY), writing, writing])
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        limit_resources(jail)
-        restrict_files(jail)
-        restrict_calls(jail)
+        confine(jail)
         sys.stdin, sys.stdout, sys.stderr = (
             os.fdopen(number, mode, buffering, closefd=False)
             for number, mode, buffering in (

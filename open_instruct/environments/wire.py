@@ -1,4 +1,4 @@
-"""Messages between an engine and the process of an environment: JSON after its length in bytes, never pickle.
+"""What is in the messages between an engine and the process of an environment (`system/cells/framing.py`).
 
 The process of an environment has run a user's code on a model's text, so its messages are not trusted: every part of an answer is
 checked, and both sides cut long texts.
@@ -6,12 +6,12 @@ checked, and both sides cut long texts.
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from open_instruct.environments.base import Ending, Message, Observation, Opening, ToolCall, Turn
+from open_instruct.system.cells.framing import BadMessage
 
 MOST_BYTES = 2**22
 """Most bytes of one answer. A longer answer is the environment's fault."""
@@ -21,28 +21,6 @@ CUT = "\n[… {} characters left out …]\n"
 MOST_MESSAGES = 256
 MODEL, ENVIRONMENT = "model", "environment"
 """Whose fault an error is."""
-HEAD = struct.Struct("!Q")
-
-
-class BadAnswer(ValueError):
-    """An environment's answer does not have the form of an answer."""
-
-
-def packed(message: Mapping[str, Any]) -> bytes:
-    """A message as bytes, with its length in front. Halves of surrogate pairs become question marks, because a model may write
-    them in the JSON of a call and no server accepts them."""
-    content = json.dumps(message, ensure_ascii=False).encode(errors="replace")
-    return HEAD.pack(len(content)) + content
-
-
-def unpacked(content: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise BadAnswer(f"not JSON: {error}") from error
-    if not isinstance(message, dict):
-        raise BadAnswer("not an object")
-    return message
 
 
 def as_text(content: Any) -> str:
@@ -112,30 +90,30 @@ def opening_from_json(values: Mapping[str, Any]) -> Opening:
 def observation_from_json(values: Mapping[str, Any]) -> Observation:
     done, num_errors = values.get("done"), values.get("num_errors")
     if not isinstance(done, bool) or type(num_errors) is not int or num_errors < 0:
-        raise BadAnswer("an observation without `done` and `num_errors`")
+        raise BadMessage("an observation without `done` and `num_errors`")
     return Observation(_messages(values.get("messages")), _reward(values.get("reward")), done, num_errors)
 
 
 def ending_from_json(values: Mapping[str, Any]) -> Ending:
     metrics = values.get("metrics")
     if not isinstance(metrics, dict) or len(metrics) > MOST_MESSAGES:
-        raise BadAnswer("an ending without metrics")
+        raise BadMessage("an ending without metrics")
     return Ending(_reward(values.get("reward")), {key: value for key, value in metrics.items() if _is_number(value)})
 
 
 def _messages(values: Any) -> list[Message]:
     if not isinstance(values, list) or len(values) > MOST_MESSAGES:
-        raise BadAnswer("not a list of messages")
+        raise BadMessage("not a list of messages")
     for message in values:
         is_text = isinstance(message, dict) and all(isinstance(value, str) for value in message.values())
         if not is_text or not {"role", "content"} <= message.keys():
-            raise BadAnswer("not a message")
+            raise BadMessage("not a message")
     return values
 
 
 def _reward(value: Any) -> float | None:
     if value is not None and not _is_number(value):
-        raise BadAnswer("a reward that is no number")
+        raise BadMessage("a reward that is no number")
     return value
 
 

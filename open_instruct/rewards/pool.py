@@ -13,7 +13,6 @@ import itertools
 import logging
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,10 @@ from typing import Any
 
 from open_instruct.config.verifier_options import RewardFunctionSpec
 from open_instruct.rewards.functions import Description, RewardCall, RewardFunctionError
-from open_instruct.rewards.wire import HEAD, MOST_BYTES, packed, unpacked
+from open_instruct.rewards.server import MOST_BYTES
+from open_instruct.system.cells.framing import packed, receive_async, unpacked
+from open_instruct.system.cells.places import Places
+from open_instruct.system.cells.supervised import Supervised
 from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.system.sandbox import environment
 
@@ -110,7 +112,7 @@ class _Function:
         self._is_jailed = is_jailed
         self._starting = asyncio.Lock()
         self._description: Description | None = None
-        self._places = asyncio.Semaphore(1)
+        self._places = Places(1)
         self._processes: set[_Process] = set()
         self._idle: list[_Process] = []
         self._dying: list[_Process] = []
@@ -123,7 +125,7 @@ class _Function:
             if self._description is None:
                 process = await self._start()
                 self._description = description = process.description
-                self._places = asyncio.Semaphore(MOST_SIDE_BY_SIDE if description.is_async else self._num_processes)
+                self._places = Places(MOST_SIDE_BY_SIDE if description.is_async else self._num_processes)
                 self._idle.append(process)
         return self._description
 
@@ -258,6 +260,7 @@ class _Process:
         self._target = target
         self._timeout_s = timeout_s
         self._is_jailed = is_jailed
+        self._supervised: Supervised | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
@@ -276,15 +279,15 @@ class _Process:
     async def start(self) -> None:
         """Start the process and wait until it has loaded the function. Raises `RewardFunctionError`."""
         paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}  # a notebook has "" there
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "open_instruct.rewards.server"),
+        self._supervised = await Supervised.start(
+            [sys.executable, "-P", "-m", "open_instruct.rewards.server"],
+            variables=environment(paths) if self._is_jailed else {**os.environ, **paths},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=environment(paths) if self._is_jailed else {**os.environ, **paths},
-            start_new_session=True,  # a signal to the run's process group is for the driver alone
         )
+        self._process = self._supervised.process
         limits = {"timeout_s": self._timeout_s, "cpu_s": math.ceil(self._timeout_s) * CALLS_IN_A_JAIL}
-        self._send({"target": self._target, "is_jailed": self._is_jailed, "parent": os.getpid(), **limits})
+        self._send({"target": self._target, "is_jailed": self._is_jailed, **limits})
         try:
             async with asyncio.timeout(START_S):
                 answer = await self._receive()
@@ -315,12 +318,8 @@ class _Process:
         if self._reading is not None:
             self._reading.cancel()
         self._fail_all(EOFError("its process was ended"))
-        self._kill_group()
-
-    def _kill_group(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._supervised is not None:
+            self._supervised.kill()
 
     def ended(self) -> asyncio.Task[None]:
         """Done once the killed process has ended and its pipes are closed, which must be before the event loop ends."""
@@ -350,13 +349,7 @@ class _Process:
     async def _receive(self) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdout is not None
-        try:
-            (size,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
-            if size > MOST_BYTES:
-                raise ValueError(f"an answer of {size} bytes")
-            return unpacked(await self._process.stdout.readexactly(size))
-        except asyncio.IncompleteReadError as error:
-            raise EOFError("its process has ended") from error
+        return unpacked(await receive_async(self._process.stdout.read, MOST_BYTES))
 
     async def _read(self) -> None:
         """Hand each answer to the call that waits for it, until the process ends."""
@@ -368,7 +361,8 @@ class _Process:
                     future.set_result(answer)
         except (EOFError, OSError, ValueError, TypeError, RecursionError) as error:
             self._has_ended = True
-            self._kill_group()
+            if self._supervised is not None:
+                self._supervised.kill()
             self._fail_all(error)
 
     def _fail_all(self, error: Exception) -> None:

@@ -29,18 +29,17 @@ from open_instruct.rewards.functions import (
     load,
     numbers_of,
 )
-from open_instruct.rewards.wire import HEAD, MOST_BYTES, packed, unpacked
+from open_instruct.system.cells.framing import packed, receive, receive_async, send, unpacked
 from open_instruct.system.sandbox import (
     GIB,
     Jail,
     be_killed_first,
-    die_with_parent,
-    limit_resources,
+    confine,
     python_files,
-    restrict_calls,
-    restrict_files,
 )
 
+MOST_BYTES = 2**26
+"""Most bytes of one answer."""
 LONGEST_ERROR = 500
 """Characters of an error's text."""
 JAIL_BYTES = 4 * GIB
@@ -52,8 +51,7 @@ def main() -> None:
     """Run the process."""
     calls, answers = _own_pipes()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    start = unpacked(_read_message(calls) or b"{}")
-    die_with_parent(start["parent"])
+    start = unpacked(receive(calls))
     target, is_jailed = start["target"], start["is_jailed"]
     try:
         function = load(target)
@@ -67,8 +65,9 @@ def main() -> None:
     if description.is_async:
         asyncio.run(_answer_side_by_side(function, calls, answers, timeout_s=start["timeout_s"]))
     else:
-        while message := _read_message(calls):
-            _write(answers, _answer(function, unpacked(message)))
+        with suppress(EOFError):
+            while True:
+                _write(answers, _answer(function, unpacked(receive(calls))))
 
 
 def _own_pipes() -> tuple[int, int]:
@@ -94,9 +93,7 @@ def _go_to_jail(target: str, *, cpu_s: int) -> None:
     beside = [str(Path(file).resolve().parent)] if file.endswith(".py") else []
     jail = Jail(readable=(*python_files(["open_instruct"]), *beside), memory_bytes=JAIL_BYTES, cpu_s=cpu_s)
     be_killed_first()
-    limit_resources(jail)
-    restrict_files(jail)
-    restrict_calls(jail)
+    confine(jail)
 
 
 def _answer(function: RewardFunction, message: dict[str, Any]) -> dict[str, Any]:
@@ -142,10 +139,9 @@ async def _answer_side_by_side(function: RewardFunction, calls: int, answers: in
     async def answer(message: dict[str, Any]) -> None:
         _write(answers, await _answer_async(function, message, timeout_s))
 
-    with suppress(asyncio.IncompleteReadError):
+    with suppress(EOFError):
         while True:
-            (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-            task = loop.create_task(answer(unpacked(await reader.readexactly(size))))
+            task = loop.create_task(answer(unpacked(await receive_async(reader.read))))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
@@ -183,30 +179,12 @@ def in_words(error: BaseException) -> str:
     return lines[:LONGEST_ERROR] + place
 
 
-def _read_message(descriptor: int) -> bytes | None:
-    """The next message; None at the end of the input."""
-    head = _read(descriptor, HEAD.size)
-    return _read(descriptor, *HEAD.unpack(head)) if head else None
-
-
-def _read(descriptor: int, size: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < size:
-        part = os.read(descriptor, min(size - len(data), 2**20))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
-
 def _write(descriptor: int, message: dict[str, Any]) -> None:
     content = packed(message)
     if len(content) > MOST_BYTES:
         error = f"it logged more than {MOST_BYTES >> 20} MiB for one prompt. Give log_extra shorter texts"
         content = packed({"number": message["number"], "error": error})
-    data = memoryview(content)
-    while data:
-        data = data[os.write(descriptor, data) :]
+    send(descriptor, content)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     environment(extra)         variables for the new process: only harmless ones, so that it inherits no key
     limit_resources(jail)      memory, open files                                 setrlimit
     restrict_files(jail)       reads below `jail.readable`, and nothing else      Landlock, which also forbids network and signals
-    restrict_calls()           no network, no processes, no signals, no writing   a seccomp filter, which refuses unlisted calls
+    restrict_calls(jail)       no network, no processes, no signals, no writing   a seccomp filter, which refuses unlisted calls
+    confine(jail)              the last three; `confine_files` and `confine_calls` for a process that forks in between
 
 A process calls these functions on itself. It calls `restrict_calls` once it only needs to compute and to use files and sockets
 that are already open. Neither the process nor its children can undo the restrictions. The functions work on Linux on x86-64 and
@@ -31,6 +32,9 @@ GIB = 2**30
 HARMLESS_VARIABLES = ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "VIRTUAL_ENV")
 """Variables that a jailed process inherits from its parent, in addition to `LC_*`."""
 
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Variables for processes of which there are many."""
+
 
 @dataclass(frozen=True)
 class Jail:
@@ -43,6 +47,8 @@ class Jail:
     cpu_s: int = 600
     """CPU time in seconds of one core, limited from `limit_to_computing` on."""
     open_files: int = 256
+    is_whole: bool = True
+    """Whether a kernel that lacks a part of the jail raises `JailError`. If not, the other parts hold."""
 
 
 class JailError(RuntimeError):
@@ -92,6 +98,29 @@ def _top_of_module(name: str) -> str | None:
     if file is None:
         return next(iter(getattr(module, "__path__", ())), None)
     return os.path.dirname(file) if hasattr(module, "__path__") else file
+
+
+# --- whole jails ------------------------------------------------------------------------------------------------------
+
+
+def confine(jail: Jail) -> None:
+    """Shut this process in."""
+    confine_files(jail)
+    confine_calls(jail)
+
+
+def confine_files(jail: Jail) -> None:
+    """The first half: memory and files. Processes that are forked later are in it, too."""
+    limit_resources(jail)
+    if jail.is_whole or landlock_version():
+        restrict_files(jail)
+
+
+def confine_calls(jail: Jail) -> None:
+    """The second half, after which this process can only compute and use what is open."""
+    limit_to_computing(jail)
+    if jail.is_whole or has_filters():
+        restrict_calls(jail)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -377,14 +406,6 @@ def _call(number: int, *arguments: object) -> int:
 def _no_new_privileges() -> None:
     if _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise JailError(f"PR_SET_NO_NEW_PRIVS: {os.strerror(ctypes.get_errno())}")
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that forked it ends. `parent` is the process id of that thread."""
-    pr_set_pdeathsig, kill = 1, 9
-    _libc().prctl(pr_set_pdeathsig, kill, 0, 0, 0)
-    if os.getppid() != parent:  # the parent has ended already
-        os._exit(1)
 
 
 def be_killed_first() -> None:

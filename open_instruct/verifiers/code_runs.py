@@ -4,29 +4,25 @@ import asyncio
 import json
 import os
 import socket
-import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.system.sandbox import Jail, missing
+from open_instruct.system.cells.cells import Cell, CellEnded, Cells, UnavailableError
+from open_instruct.system.cells.framing import framed
+from open_instruct.system.cells.places import Places
+from open_instruct.system.sandbox import ONE_THREAD, environment, missing
 from open_instruct.verifiers.base import NotScored
-from open_instruct.verifiers.code_children import GRACE_S
+from open_instruct.verifiers.code_children import GRACE_S, Programs
 from open_instruct.verifiers.code_wire import LARGEST_CALL, MOST_BYTES, as_json, encode
-from open_instruct.verifiers.fork_server import ForkServerStart
-from open_instruct.verifiers.registry import score_response
-from open_instruct.verifiers.scoring_processes import ForkServer, Scorer, ScoringJob, UnavailableError
 
 FAILED = object()
 """Stands for a missing value: the program failed, or its value cannot be written as JSON. It equals nothing."""
 NOT_LOADED = object()
 """Stands for a missing value: the program ended or hung before it was loaded. It equals nothing."""
-NOTHING = ScoringJob("", None, [], [], [])
 MAX_CALLS = 100_000
 """Most calls from one test to its program."""
 
@@ -59,9 +55,8 @@ class CodeRuns:
     """
 
     def __init__(self, at_once: int | None = None) -> None:
-        self._places = asyncio.Semaphore(at_once or len(os.sched_getaffinity(0)))
-        self._forking = ThreadPoolExecutor(1, thread_name_prefix="code")
-        self._fork_server: ForkServer | None = None
+        self._places = Places(at_once or len(os.sched_getaffinity(0)))
+        self._cells: Cells | None = None
 
     async def run_tests(self, program: str, tests: Sequence[str], limit_s: float) -> list[TestResult]:
         """Run Python tests, such as `assert f(2) == 4`, against a program. Each test gets the functions and classes that the
@@ -115,51 +110,39 @@ class CodeRuns:
             return streams.written() if is_done else None, seconds
 
     def close(self) -> None:
-        if self._fork_server is not None:
-            self._fork_server.kill()  # the kernel then kills its children
-        self._forking.shutdown(wait=False, cancel_futures=True)
+        if self._cells is not None:
+            self._cells.close()
 
     @asynccontextmanager
-    async def _child(self, *streams: int) -> AsyncIterator["_Channel"]:
+    async def _child(self, *streams: int) -> AsyncIterator["Child"]:
         """A new process. `streams` are the file descriptors of its standard input and output, if it needs any."""
-        loop = asyncio.get_running_loop()
         try:
-            child = await loop.run_in_executor(self._forking, self._fork)
+            cell = await self._fork()
         except (UnavailableError, RuntimeError) as error:
             raise NotScored(f"no process for a program: {error}") from error
         try:
             try:
                 if streams:
-                    socket.send_fds(child.socket, [b"f"], streams)
+                    socket.send_fds(cell.connection, [b"f"], streams)
                 else:
-                    child.socket.sendall(b"f")
+                    cell.connection.sendall(b"f")
             except OSError as error:
                 raise NotScored(f"no process for a program: {error}") from error
-            yield _Channel(child.socket)
+            yield Child(cell)
         finally:
-            child.kill()
+            cell.kill()
 
-    def _fork(self) -> Scorer:
-        """Runs in a thread, because it waits for the fork server. Raises `UnavailableError` if this machine has no jail."""
-        for attempt in range(2):
-            if self._fork_server is None:
-                if reasons := missing():
-                    raise UnavailableError("; ".join(reasons))
-                jail = Jail(cpu_s=600)
-                start = ForkServerStart(score_response, (), (), VerifierConfig(), jail, runs_programs=True)
-                self._fork_server = ForkServer(start, {})
-            try:
-                return self._fork_server.fork(NOTHING)
-            except UnavailableError:
-                self._fork_server.kill()
-                self._fork_server = None
-                if attempt:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+    async def _fork(self) -> Cell:
+        """Raises `UnavailableError` if this machine has no jail."""
+        if self._cells is None:
+            if reasons := missing():
+                raise UnavailableError("; ".join(reasons))
+            self._cells = Cells(Programs(), environment(ONE_THREAD))
+        return await self._cells.fork_async()
 
 
 async def _until_one_ends(
-    runner: "_Channel",
+    runner: "Child",
     program: str,
     steps: Sequence[Callable[[dict[str, Any]], Awaitable[Any]]],
     limit_s: float,
@@ -192,7 +175,7 @@ async def _until_one_ends(
     return True
 
 
-async def _run_test(runner: "_Channel", tester: "_Channel", program: str, test: str, exports: dict[str, Any]) -> bool:
+async def _run_test(runner: "Child", tester: "Child", program: str, test: str, exports: dict[str, Any]) -> bool:
     """Pass the test's calls on to the program, and the answers back, until the test is over. The test's process reads the imports
     in `program`, the program's text."""
     message = await tester.ask({"do": "test", "code": test, "program": program, "offered": exports}, LARGEST_CALL)
@@ -206,7 +189,7 @@ async def _run_test(runner: "_Channel", tester: "_Channel", program: str, test: 
     raise ProgramEnded
 
 
-async def _run_call(child: "_Channel", function: str, arguments: list[Any], exports: dict[str, Any]) -> Any:
+async def _run_call(child: "Child", function: str, arguments: list[Any], exports: dict[str, Any]) -> Any:
     def refuse(value: Any) -> int:
         raise TypeError(type(value).__name__)  # arguments come from JSON
 
@@ -272,34 +255,15 @@ class _Streams:
             self._end = -1
 
 
-class _Channel:
+class Child:
     """Messages to and from one process."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        channel.setblocking(False)
-        self._socket = channel
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
 
     async def ask(self, message: dict[str, Any], max_bytes: int = MOST_BYTES) -> dict[str, Any]:
         """The answer to a message. Raises `ProgramEnded` if the process ends, or answers nonsense or more than `max_bytes`."""
-        loop = asyncio.get_running_loop()
-        content = json.dumps(message).encode()
         try:
-            await loop.sock_sendall(self._socket, struct.pack("!Q", len(content)) + content)
-            (size,) = struct.unpack("!Q", await self._read(8))
-            if size > max_bytes:
-                raise ProgramEnded
-            answer = json.loads(await self._read(size))
-        except (OSError, ValueError, RecursionError) as error:
+            return await self._cell.ask(framed(json.dumps(message).encode()), most_bytes=max_bytes)
+        except CellEnded as error:
             raise ProgramEnded from error
-        if not isinstance(answer, dict):
-            raise ProgramEnded
-        return answer
-
-    async def _read(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            part = await asyncio.get_running_loop().sock_recv(self._socket, min(size - len(data), 2**16))
-            if not part:
-                raise ProgramEnded
-            data += part
-        return bytes(data)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import aiohttp
@@ -24,10 +24,8 @@ from open_instruct.verifiers.code_blocks import program_in
 from open_instruct.verifiers.code_children import GRACE_S
 from open_instruct.verifiers.code_choice import without_long_numbers
 from open_instruct.verifiers.code_labels import calls_in, function_in, read_list, with_lines
+from open_instruct.verifiers.code_runs import CodeRuns
 from open_instruct.verifiers.thoughts import NEVER_ENDS, answer_part
-
-if TYPE_CHECKING:
-    from open_instruct.verifiers.code_runs import CodeRuns
 
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,6})?", re.ASCII)
 MOST_TESTS = 1000
@@ -105,10 +103,8 @@ class CodeVerifier(VerifierFunction):
                 f"kernel that has them, or name a server with --code_api_url."
             )
 
-    def runs(self) -> "CodeRuns":
+    def runs(self) -> CodeRuns:
         """The runs of the running event loop."""
-        from open_instruct.verifiers.code_runs import CodeRuns  # imported late, because it imports all verifiers
-
         loop = asyncio.get_running_loop()
         if loop not in self._runs:
             self._runs[loop] = CodeRuns()

@@ -7,8 +7,6 @@ test's process.
 import builtins
 import datetime
 import json
-import os
-import struct
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -16,6 +14,8 @@ from decimal import Decimal
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
+
+from open_instruct.system.cells import framing
 
 MOST_BYTES = 2**20
 """Most bytes of a program's message, and of its output."""
@@ -151,25 +151,13 @@ class Channel:
 
     def receive(self) -> dict[str, Any]:
         """The next message. Raises `EOFError` when the controller has closed the channel."""
-        head = self._read(8)
-        return json.loads(self._read(struct.unpack("!Q", head)[0]))
+        return json.loads(framing.receive(self._descriptor))
 
     def send(self, message: dict[str, Any], max_bytes: int = MOST_BYTES) -> None:
         content = json.dumps(message).encode()
         if len(content) > max_bytes:
             content = json.dumps({"error": "too much"}).encode()
-        content = struct.pack("!Q", len(content)) + content
-        while content:  # the jail allows only `read` and `write`
-            content = content[os.write(self._descriptor, content) :]
-
-    def _read(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            part = os.read(self._descriptor, min(size - len(data), 2**16))
-            if not part:
-                raise EOFError
-            data += part
-        return bytes(data)
+        framing.send(self._descriptor, framing.framed(content))
 
 
 def failure_in(call: Callable[[], object]) -> dict[str, Any]:

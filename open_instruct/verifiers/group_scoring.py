@@ -5,8 +5,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from open_instruct.verifiers.fork_server import MAX_FAILURE
-from open_instruct.verifiers.scoring_processes import Scored, Scorer, ScoringJob, UnavailableError
+from open_instruct.system.cells.cells import UnavailableError
+from open_instruct.verifiers.scorers import MAX_FAILURE
+from open_instruct.verifiers.scoring_processes import Scored, Scorer, ScoringJob
 
 PATIENCE_S = 0.25
 """A response that takes longer counts as slow. The other responses of its group then no longer wait for it."""
@@ -70,9 +71,9 @@ class GroupScoring:
             except UnavailableError as err:
                 self._give_up(f"unavailable: {err}"[:MAX_FAILURE])
                 return
-            scorer.socket.settimeout(self._timeout_s)
+            scorer.cell.connection.settimeout(self._timeout_s)
             self._scorers.add(scorer)
-            self._selector.register(scorer.socket, selectors.EVENT_READ, scorer)
+            self._selector.register(scorer.cell.connection, selectors.EVENT_READ, scorer)
             self._give(scorer)
 
     def _num_slow(self) -> int:
@@ -100,7 +101,7 @@ class GroupScoring:
                     if scorer.is_slow:
                         self._end(scorer)
                         break
-            except (OSError, ValueError, RecursionError):  # the scorer has ended, or its reply is not valid
+            except (OSError, EOFError, ValueError, RecursionError):  # the scorer has ended, or its reply is not valid
                 self._lose(scorer)
 
     def _look_at_the_clock(self) -> None:
@@ -134,8 +135,8 @@ class GroupScoring:
 
     def _end(self, scorer: "Scorer") -> None:
         self._leave(scorer)
-        scorer.kill()
+        scorer.cell.kill()
 
     def _leave(self, scorer: "Scorer") -> None:
         self._scorers.discard(scorer)
-        self._selector.unregister(scorer.socket)
+        self._selector.unregister(scorer.cell.connection)

@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import aiohttp
 
 from open_instruct.config.verifier_options import JudgeOptions, VerifierConfig
+from open_instruct.system.cells.places import Places
 from open_instruct.verifiers.addresses import check_address, host_of, without_login
 from open_instruct.verifiers.base import NotScored, VerificationResult, VerifierFunction
-from open_instruct.verifiers.call_limit import CallLimit
 from open_instruct.verifiers.judge_prompts import TASKS, JudgeTask, longest_label, num_characters, question
 from open_instruct.verifiers.text_verifiers import judged_part
 from open_instruct.verifiers.thoughts import NEVER_ENDS
@@ -62,7 +62,7 @@ class JudgeClient:
     def __init__(self, config: VerifierConfig) -> None:
         self._config = config
         self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = WeakKeyDictionary()
-        self._turns = CallLimit(config.llm_judge_max_concurrency)
+        self._places = Places(config.llm_judge_max_concurrency)
         self._kept = Path(config.llm_judge_cache_dir) if config.llm_judge_cache_dir else None
 
     @property
@@ -82,7 +82,7 @@ class JudgeClient:
         key = hashlib.sha256(json.dumps([self._address, body, attempt], sort_keys=True).encode()).hexdigest()
         if (answer := self._find(key)) is not None:
             return Judgement(answer, 0.0)
-        async with self._turns:
+        async with self._places:
             judgement = await self._post(body)
         self._keep(key, judgement.text)
         return judgement

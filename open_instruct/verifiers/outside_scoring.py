@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from open_instruct.system.event_loop_thread import EventLoopThread
 from open_instruct.verifiers.base import NotScored, VerifierFunction, is_a_result
-from open_instruct.verifiers.fork_server import MAX_FAILURE, reading_of
+from open_instruct.verifiers.scorers import MAX_FAILURE, reading_of
 from open_instruct.verifiers.scoring_processes import Scored, ScoringJob
 
 

@@ -26,21 +26,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from open_instruct.config.verifier_options import VerifierConfig
 from open_instruct.device import num_cores
-from open_instruct.system.sandbox import Jail
-from open_instruct.verifiers.fork_server import ForkServerStart, ScoreFunction
+from open_instruct.system.cells.cells import START_S, Cells
+from open_instruct.system.sandbox import ONE_THREAD, Jail, environment
 from open_instruct.verifiers.group_scoring import GroupScoring
 from open_instruct.verifiers.outside_scoring import OutsideScoring
 from open_instruct.verifiers.registry import outside_verifier, score_response
-from open_instruct.verifiers.scoring_processes import (
-    START_TIMEOUT_S,
-    ForkServer,
-    RefusedError,
-    Scored,
-    Scorer,
-    ScoringJob,
-    UnavailableError,
-    raise_if_refused,
-)
+from open_instruct.verifiers.scorers import ScoreFunction, Scoring
+from open_instruct.verifiers.scoring_processes import Scored, Scorer, ScoringJob, raise_if_refused
 
 logger = logging.getLogger(__name__)
 
@@ -89,18 +81,16 @@ class VerifierPool:
             raise ValueError(f"a verifier pool needs workers and time, got {num_workers} workers and {timeout_s} s")
         self.timeout_s = timeout_s
         self.counts: Counter[str] = Counter()
-        jail = Jail(cpu_s=math.ceil(timeout_s) + 60)
-        self._start = ForkServerStart(score, tuple(ready), tuple(modules), config or VerifierConfig(), jail)
         self._outside = OutsideScoring(timeout_s)
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
-        """Held by the thread that speaks to the fork server or replaces the fork server."""
         self._closed = False
         self._num_waiting = 0
         self._idle: list[Scorer] = []
         self._refused: dict[str, str] = {}
         """Values of `ready` whose verifier a fork server could not load, with the reasons."""
-        self._fork_server = ForkServer(self._start, self._refused)
+        jail = Jail(cpu_s=math.ceil(timeout_s) + 60, is_whole=False)  # tasks that need all parts are refused elsewhere
+        scoring = Scoring(score, tuple(ready), tuple(modules), config or VerifierConfig(), jail)
+        self._cells = Cells(scoring, environment(ONE_THREAD), attempts=START_ATTEMPTS)
         self._num_workers = num_workers
         self._num_computing = 0
         """Threads that score groups, without those that only wait for slow responses."""
@@ -142,19 +132,19 @@ class VerifierPool:
     ) -> list[Scored]:
         """`submit`, and wait for the scores, at most as long as all queued groups together may take."""
         future = self.submit(dataset, ground_truth, token_ids, texts, query)
-        seconds = len(texts) * self.timeout_s + START_ATTEMPTS * START_TIMEOUT_S
+        seconds = len(texts) * self.timeout_s + START_ATTEMPTS * START_S
         return future.result(timeout=(self._num_waiting + 1) * seconds)
 
     def close(self) -> None:
         """Ends all processes at once; groups that are not scored yet are given up. May be called twice."""
         with self._lock:
             self._closed = True
-            self._fork_server.kill()  # the kernel then kills the fork server's scorers
             for scorer in self._idle:
-                scorer.kill()
+                scorer.cell.kill()
             self._idle.clear()
             futures = [future for _, future in self._queued]
             self._queued.clear()
+        self._cells.close()
         for future in futures:
             future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -228,9 +218,9 @@ class VerifierPool:
                 scorer = self._idle.pop() if self._idle else None
             if scorer is None:
                 return self._fork(job)
-            if scorer.is_alive():
+            if scorer.cell.is_alive():
                 return scorer
-            scorer.kill()
+            scorer.cell.kill()
 
     def _give_back(self, scorer: "Scorer") -> None:
         scorer.num_groups += 1
@@ -238,25 +228,14 @@ class VerifierPool:
             if not self._closed and scorer.num_groups < GROUPS_PER_SCORER:
                 self._idle.append(scorer)
                 return
-        scorer.kill()
+        scorer.cell.kill()
 
     def _fork(self, job: "ScoringJob") -> "Scorer":
-        with self._asking:
-            for attempt in range(START_ATTEMPTS):
-                try:
-                    return self._fork_server.fork(job)
-                except RefusedError:
-                    raise
-                except UnavailableError as err:
-                    if attempt == START_ATTEMPTS - 1:
-                        raise
-                    logger.warning("the verifiers' process failed and is started again: %s", err)
-                    self._replace_fork_server()
-        raise AssertionError("the last attempt returns or raises")
-
-    def _replace_fork_server(self) -> None:
-        with self._lock:
-            self._fork_server.kill()
-            if self._closed:
-                raise RuntimeError("the verifier pool was closed while it scored a group")
-            self._fork_server = ForkServer(self._start, self._refused)
+        for dataset, reason in self._cells.report().items():
+            if dataset not in self._refused:
+                logger.warning(
+                    "rows of %r are not scored, because their verifier cannot be loaded: %s", dataset, reason
+                )
+                self._refused[dataset] = reason
+        raise_if_refused(job, self._refused)
+        return Scorer(self._cells.fork((job.dataset, job.ground_truth)))

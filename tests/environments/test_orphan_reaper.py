@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from open_instruct.cluster.process_watch import RUN_MARK as MARK_OF_RUNS
-from open_instruct.environments import orphan_reaper
 from open_instruct.environments.base import EnvironmentSpec, ToolCall, Turn
 from open_instruct.environments.mcp_tools import RUN_MARK
 from open_instruct.environments.processes import EnvironmentFailed, EnvironmentPool, Lease
+from open_instruct.system.cells.reaper import children
 
 LIMIT_S = 60.0
 STARTS = """
@@ -89,7 +89,7 @@ def wait_for_end(processes: list[psutil.Process], limit_s: float = 20.0) -> None
 def test_an_environment_that_is_killed_between_two_turns_leaves_nothing(target: str, another_begins: bool) -> None:
     async def work(pool: EnvironmentPool) -> None:
         lease, helper, own = await begun(pool, target)
-        os.kill(lease._pid, signal.SIGKILL)  # as the kernel does where memory runs out
+        os.kill(lease.cell.pid, signal.SIGKILL)  # as the kernel does where memory runs out
         of_other = (await begun(pool, target))[2] if another_begins else []
         await asyncio.to_thread(wait_for_end, own)
         with pytest.raises(EnvironmentFailed):
@@ -176,11 +176,11 @@ def test_the_children_of_a_process_are_found_with_any_kernel(
 
     list_directory = os.listdir
     monkeypatch.setattr(os, "listdir", listed)
-    before = orphan_reaper._children()
+    before = children()
     with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as child:
-        assert orphan_reaper._children() - before == {child.pid}
+        assert children() - before == {child.pid}
         os.killpg(child.pid, signal.SIGKILL)
-    assert orphan_reaper._children() == before
+    assert children() == before
 
 
 SERVER = """

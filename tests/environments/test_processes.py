@@ -134,7 +134,7 @@ def test_a_killed_process_frees_its_place_and_the_next_one_works() -> None:
     async def work() -> None:
         pool = EnvironmentPool(1)
         lease = await pool.lease(CALCULATOR, LIMIT_S)
-        psutil.Process(lease._pid).kill()
+        psutil.Process(lease.cell.pid).kill()
         with pytest.raises(EnvironmentFailed, match="calculator: step"):
             await value(lease, "1")
         await pool.give_back(lease)
@@ -151,7 +151,7 @@ def test_processes_that_end_while_they_wait_for_calls_fail_no_call() -> None:
         for lease in leases:
             await pool.give_back(lease)
         for lease in leases[1:]:
-            process = psutil.Process(lease._pid)
+            process = psutil.Process(lease.cell.pid)
             process.kill()  # as the kernel does where memory runs out
             await asyncio.to_thread(process.wait, LIMIT_S)
         lease = await pool.lease(CALCULATOR, LIMIT_S)
@@ -202,7 +202,7 @@ def test_nothing_is_left_when_the_pool_closes() -> None:
         pool = EnvironmentPool(4)
         leases = [await pool.lease(COUNTER, LIMIT_S) for _ in range(3)]
         pool.close()
-        return [lease._pid for lease in leases]
+        return [lease.cell.pid for lease in leases]
 
     for pid in run(work()):
         try:

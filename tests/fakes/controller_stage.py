@@ -32,8 +32,8 @@ from open_instruct.rollouts import (
 from open_instruct.rollouts import controller as rollout
 from open_instruct.rollouts.controller import ControllerOptions, RolloutController
 from open_instruct.rollouts.message_queue import QueueFull
-from open_instruct.verifiers.fork_server import reading_of
 from open_instruct.verifiers.registry import score_response, verifier_names
+from open_instruct.verifiers.scorers import reading_of
 from open_instruct.verifiers.scoring_processes import Scored
 
 TIMEOUT_S = 60.0

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from open_instruct.verifiers import fork_server
+from open_instruct.system import sandbox
+from open_instruct.system.cells.fork_server import CHANNEL
+from open_instruct.system.cells.framing import framed
 from open_instruct.verifiers.registry import VerificationResult
 
 TAIL = "a" * 64 + "!"
@@ -42,11 +44,11 @@ def score_by_text(
         case ("print", _, _):
             print("noise")
         case ("reply", _, reply):  # as somebody who has taken the process over
-            os.write(0, reply.encode() + b"\n")
+            os.write(CHANNEL, framed(reply.encode()))
             time.sleep(1000)
         case ("answer", _, replies):  # as somebody who has looked around in the process as well
             secret = own_secret()
-            os.write(0, "".join(f"{secret} {reply}\n" for reply in replies.split("\n")).encode())
+            os.write(CHANNEL, b"".join(framed(f"{secret} {reply}".encode()) for reply in replies.split("\n")))
             time.sleep(1000)
     return VerificationResult(float(text == ground_truth))
 
@@ -95,7 +97,7 @@ def score_limits(
 
 def take_away(part: str) -> Callable[..., VerificationResult]:
     """In the process of the verifiers: its kernel seems to lack this part of a jail."""
-    setattr(fork_server, part, lambda: 0)
+    setattr(sandbox, part, lambda: 0)
     return score_limits
 
 

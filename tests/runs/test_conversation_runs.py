@@ -157,7 +157,7 @@ def test_five_minutes_of_killed_environments_lose_and_double_nothing(talk: dict[
     draw, num_killed, ends_at = random.Random(0), 0, time.monotonic() + KILLING_S
     while run.popen.poll() is None and time.monotonic() < ends_at:
         time.sleep(0.5)
-        found = sorted(pid for pid, title in run.processes() if "environments.fork_server" in title)
+        found = sorted(pid for pid, title in run.processes() if "environments.service" in title)
         if found:
             num_killed += 1
             with suppress(ProcessLookupError):  # a conversation has just ended

@@ -210,14 +210,14 @@ def test_program_that_hangs_while_it_is_loaded_fails_all_tests_after_a_second_tr
 @pytest.mark.parametrize("num_tests", [1, 3])
 def test_program_that_loads_at_the_second_try_has_lost_no_test(monkeypatch: pytest.MonkeyPatch, num_tests: int) -> None:
     """As on a machine that was busy for a moment."""
-    ask, loads = code_runs._Channel.ask, []
+    ask, loads = code_runs.Child.ask, []
 
     async def busy_at_first(channel: Any, message: dict[str, Any], *rest: int) -> dict[str, Any]:
         if message.get("do") == "program" and not loads.append(message) and len(loads) in (1, 3):
             raise TimeoutError
         return await ask(channel, message, *rest)
 
-    monkeypatch.setattr(code_runs._Channel, "ask", busy_at_first)
+    monkeypatch.setattr(code_runs.Child, "ask", busy_at_first)
     assert called(SOLUTION, *[("[1, 2]\n3", "6")] * num_tests) == [True] * num_tests
     assert passed(SOLUTION, *["assert Solution().total([1], 2) == 3"] * num_tests) == [True] * num_tests
     assert len(loads) == 4

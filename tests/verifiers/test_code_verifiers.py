@@ -21,15 +21,17 @@ from code_attacks import BREAKS_OUT, PRETENDS, program
 from rc_fakes import free_port
 
 from open_instruct.config.verifier_options import VerifierConfig
-from open_instruct.system.sandbox import Jail, limit_resources, python_files, restrict_files
-from open_instruct.verifiers import code_children, code_labels, code_server, code_verifiers
+from open_instruct.system.cells.cells import Cell
+from open_instruct.system.cells.fork_server import become_cell
+from open_instruct.system.sandbox import Jail, confine_files, python_files
+from open_instruct.verifiers import code_labels, code_server, code_verifiers
+from open_instruct.verifiers.code_children import Programs
 from open_instruct.verifiers.code_labels import read_list
 from open_instruct.verifiers.code_runs import CodeRuns
 from open_instruct.verifiers.code_verifiers import CodeStdioVerifier, CodeVerifier
 from open_instruct.verifiers.code_wire import TooMuch, decode, encode
 from open_instruct.verifiers.pool import VerifierPool
 from open_instruct.verifiers.registry import check_label, import_verifiers
-from open_instruct.verifiers.scoring_processes import Scorer
 
 NOBODY = 65534
 LIMIT_S = 0.5
@@ -153,25 +155,28 @@ def test_programs_that_fail_have_written_nothing(code: str) -> None:
 class RunsAsNobody(CodeRuns):
     """Its processes are forked from this one, and belong to nobody, whom limits on processes bind too."""
 
-    def _fork(self) -> Scorer:
-        code_children.prepare()
+    async def _fork(self) -> Cell:
+        return await asyncio.to_thread(self._fork_here)  # in a thread, whose frames know no test
+
+    def _fork_here(self) -> Cell:
+        kind = Programs()
+        kind.load()
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         if pid := os.fork():
             theirs.close()
-            return Scorer(os.pidfd_open(pid), ours)
+            ours.setblocking(False)
+            return Cell(os.pidfd_open(pid), pid, ours)
         try:
             silent = os.open(os.devnull, os.O_WRONLY)
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            jail = Jail(readable=python_files())
-            limit_resources(jail)
-            restrict_files(jail)
-            code_children.serve(parent, theirs.fileno(), silent, jail)
+            confine_files(Jail(readable=python_files()))
+            become_cell(kind, theirs.fileno(), fork_server=parent, silent=silent)
         finally:
             os._exit(1)
-        raise AssertionError("serve does not return")
+        raise AssertionError("a cell does not return")
 
 
 USERS = [CodeRuns, RunsAsNobody] if os.getuid() == 0 else [CodeRuns]

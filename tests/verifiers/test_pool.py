@@ -55,7 +55,7 @@ def children(parent: int) -> set[int]:
 
 def fork_servers(parent: int) -> set[int]:
     """Of the children of a process, those that fork scorers."""
-    return {pid for pid in children(parent) if b"verifiers.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in children(parent) if b"verifiers.scorers" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def scorers(parent: int) -> set[int]:
@@ -321,7 +321,7 @@ def test_a_verifier_without_memory_says_nothing_of_the_response(pool: VerifierPo
 def test_a_stopped_fork_server_is_replaced(large: str) -> None:
     with VerifierPool(1, 5.0, score=score_by_text) as pool:
         score_texts(pool, "4")
-        before = pool._fork_server._process
+        before = pool._cells._fork_server._process
         assert before is not None
         for pid in [before.pid, *children(before.pid)]:
             os.kill(pid, signal.SIGSTOP)
@@ -329,7 +329,7 @@ def test_a_stopped_fork_server_is_replaced(large: str) -> None:
         assert score_texts(pool, "4") == [Scored(None, "timeout")]  # its scorer is stopped, too
         label = large or "4"
         assert pool.score_group("fake", label, [[1]], [label]) == [RIGHT]
-        assert pool._fork_server._process is not before
+        assert pool._cells._fork_server._process is not before
         assert time.monotonic() - start < 60
 
 
@@ -356,7 +356,7 @@ def test_where_no_process_starts_nothing_is_scored_and_nothing_ends() -> None:
     with VerifierPool(1, 1, score=Unstartable()) as pool:
         result, other = score_texts(pool, "4", "5")
         assert (result.score, other.score) == (None, None)
-        assert str(result.failure).startswith("unavailable: a verifier process could not be started: ")
+        assert str(result.failure).startswith("unavailable: no process could be started: ")
         assert pool.counts == {"unavailable": 2}
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from open_instruct.verifiers.base import VerificationResult
-from open_instruct.verifiers.fork_server import MAX_READING, reading_of
 from open_instruct.verifiers.registry import score_response
+from open_instruct.verifiers.scorers import MAX_READING, reading_of
 
 
 @pytest.mark.parametrize(

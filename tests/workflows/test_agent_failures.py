@@ -26,8 +26,9 @@ from played_agents import (  # noqa: F401 - `stage` is a fixture
     text_of,
 )
 
+from open_instruct.system.cells.supervisor import supervise
+from open_instruct.system.processes import words_of
 from open_instruct.workflows.agents.options import AgentOptions
-from open_instruct.workflows.agents.programs import SUPERVISOR
 from open_instruct.workflows.agents.rollout import verdict_of
 from open_instruct.workflows.agents.workflow import AgentPrograms
 from open_instruct.workflows.base import metrics_of_results
@@ -106,7 +107,7 @@ asyncio.run(main())
     process = subprocess.Popen([sys.executable, "-c", engine], cwd=Path(__file__).parents[2])
     try:
         wait_until(lambda: (tmp_path / "begun").exists(), 120.0)
-        assert len(processes_with(str(program))) >= 7
+        wait_until(lambda: len(processes_with(str(program))) >= 7)
     finally:
         process.kill()
         process.wait(20)
@@ -221,7 +222,7 @@ def kept(words: list[str], *, descriptor: int | None = None) -> subprocess.Compl
         if descriptor is not None:
             os.dup2(theirs, descriptor)
         number = theirs if descriptor is None else descriptor
-        command = [sys.executable, "-I", "-S", SUPERVISOR, str(number), *words]
+        command = [*words_of(supervise), str(number), *words]
         return subprocess.run(command, pass_fds=[number], capture_output=True, timeout=20.0)
     finally:
         for number in {theirs, ours, theirs if descriptor is None else descriptor}:

@@ -2,19 +2,16 @@
 
 import asyncio
 import logging
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from open_instruct.environments.wire import as_text
+from open_instruct.system.cells.supervised import Supervised
 
 logger = logging.getLogger(__name__)
 
-SUPERVISOR = str(Path(__file__).with_name("program_supervisor.py"))
 KEPT_OUTPUT = 2**16
 """Bytes that are kept of the end of a program's output. The last line must fit into them."""
 KEPT_ERRORS = 2**11
@@ -36,13 +33,12 @@ class ProgramEnd:
 
 
 class Program:
-    """A program in a session of its own, under a supervisor (`program_supervisor.py`)."""
+    """A program in a session of its own, under a supervisor."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: int, text: str, timeout_s: float) -> None:
-        self._process = process
+    def __init__(self, supervised: Supervised, text: str, timeout_s: float) -> None:
+        self._supervised = supervised
+        self._process = supervised.process
         self._input = asyncio.create_task(self._write(text.encode()))
-        self._control = control
-        """File descriptor of our end of the supervisor's pipe; -1 once it is closed."""
         self._deadline = time.monotonic() + timeout_s
         self._is_late = False
         self._output, self._errors = bytearray(), bytearray()
@@ -56,24 +52,11 @@ class Program:
         Raises:
             OSError: no process can be started, or the directory does not exist.
         """
-        theirs, ours = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-I", "-S", SUPERVISOR, str(theirs), *words],
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=dict(variables),
-                cwd=directory or None,
-                pass_fds=[theirs],
-                start_new_session=True,  # Ctrl-C reaches the whole group; the engine decides when programs end
-            )
-        except BaseException:
-            os.close(ours)
-            raise
-        finally:
-            os.close(theirs)
-        return cls(process, ours, text, timeout_s)
+        pipe = asyncio.subprocess.PIPE
+        supervised = await Supervised.start(
+            words, variables=variables, directory=directory, stdin=pipe, stdout=pipe, stderr=pipe
+        )
+        return cls(supervised, text, timeout_s)
 
     async def wait(self) -> ProgramEnd:
         """Wait until the program ends. The program is killed at its deadline."""
@@ -112,9 +95,7 @@ class Program:
 
     def kill(self) -> None:
         """Have the supervisor kill the program and all that it has started. May be called twice, and from any thread."""
-        control, self._control = self._control, -1
-        if control >= 0:
-            os.close(control)
+        self._supervised.kill()
 
     async def gone(self) -> None:
         """Wait, for a limited time, until a killed program has ended."""

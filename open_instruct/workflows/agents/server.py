@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from open_instruct.system.cells.places import Places
 from open_instruct.workflows.agents.options import AgentOptions, search_path
 from open_instruct.workflows.agents.programs import Program
 from open_instruct.workflows.agents.protocol import error_body
@@ -127,7 +128,7 @@ class AgentHost:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port = 0
         self._starting = asyncio.Lock()
-        self._places = asyncio.Semaphore(options.agent_max_concurrent or 2**30)
+        self._places = Places(options.agent_max_concurrent or 2**30)
 
     async def serve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Serve one request of a rollout. Plain values in and out."""
@@ -147,7 +148,7 @@ class AgentHost:
     async def _start(self, request: Mapping[str, Any]) -> dict[str, Any]:
         options, began = self._options, time.monotonic()
         session = self._sessions[request["key"]] = Session()
-        await self._places.acquire()
+        await self._places.take()
         session.has_place = True
         wait_s = time.monotonic() - began
         async with self._starting:
@@ -173,7 +174,7 @@ class AgentHost:
         finally:
             self._of_secrets.pop(session.secret, None)
             if session.has_place:
-                self._places.release()
+                self._places.give_back()
         return {}
 
     def _variables(self, secret: str, model: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Before its first turn, a conversation gets all environments with a state at once, and keeps them to its end. It gets a tool
 without a state only for the duration of one call. While its model speaks, a conversation therefore keeps only environments with a
-state; `environments/slots.py` says why.
+state; `system/cells/places.py` says why.
 """
 
 from collections.abc import Mapping, Sequence
