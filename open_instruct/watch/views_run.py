@@ -7,7 +7,7 @@ from typing import Any
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import OPTIONS_FILE, Run, Runs
 from open_instruct.watch.samples import ends, rows_of, table_of_evaluation
-from open_instruct.watch.states import state_of
+from open_instruct.watch.states import end_of, state_of
 from open_instruct.watch.torn_files import TornFiles
 from open_instruct.watch.views_curves import without_undone
 
@@ -23,11 +23,13 @@ def runs(runs: Runs) -> list[dict[str, Any]]:
 def _summary(run: Run, number: int) -> dict[str, Any]:
     metrics, starts, options, torn = run.metrics(), run.starts(), run.options(), TornFiles()
     step = metrics.steps[-1] if metrics.steps else None
+    state = state_of(run.directory, starts) if run.has_record else "no record"
     return {
         "run": number,
         "directory": str(run.directory),
         "name": run.option("run_name") or run.directory.name,
-        "state": state_of(run.directory, starts) if run.has_record else "no record",
+        "state": state,
+        "end": end_of(state, starts),
         "starts": len(starts),
         "model": run.option("model_name_or_path"),
         "step": step,

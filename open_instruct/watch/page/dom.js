@@ -118,7 +118,7 @@ export const many = (count, noun, plural) => `${number(count)} ${count === 1 ? n
 
 // Rows under headings. A column: {title, cell(row), number?: true, hint?}.
 export function table(columns, rows, properties = {}) {
-  const head = h("tr", {}, columns.map((column) => h("th", { class: column.number && "number", scope: "col", title: column.hint }, column.title)));
+  const head = h("tr", {}, columns.map((column) => h("th", { class: [column.number && "number", column.class].filter(Boolean).join(" ") || null, scope: "col", title: column.hint }, column.title)));
   const body = rows.map((row) => h("tr", { class: properties.rowClass && properties.rowClass(row) }, columns.map((column) => h("td", { class: [column.number && "number", column.class].filter(Boolean).join(" ") || null }, column.cell(row)))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": properties.label || "table" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }

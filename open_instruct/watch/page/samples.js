@@ -384,11 +384,18 @@ function evaluationItem(run, item, addressOf, low, high) {
 
 // --- tokens of a step on which engine and learner differ most ---------------------------------------------------------------
 
+// A token with its spaces and line ends as signs, because else nobody sees them.
+function spaced(text) {
+  const parts = String(text ?? "").split(/([ \n\t])/).filter(Boolean);
+  const SIGNS = { " ": "␣", "\n": "↵", "\t": "⇥" };
+  return parts.map((part) => (SIGNS[part] ? h("span", { class: "hint" }, SIGNS[part]) : shown(part)));
+}
+
 export async function tokensPage(run, parts) {
   const step = Number(parts[0]);
   const answer = await ask("tokens", { run, step, limit: 50 });
   const columns = [
-    { title: "token", cell: (row) => h("code", { class: "token-text" }, shown(row.text)) },
+    { title: "token", cell: (row) => h("code", { class: "token-text", title: row.text }, spaced(row.text)) },
     { title: "difference", number: true, cell: (row) => h("b", {}, signed(row.difference, 4)) },
     { title: "engine", number: true, cell: (row) => fixed(row.engine_logprob, 4) },
     { title: "learner", number: true, cell: (row) => fixed(row.learner_logprob, 4) },
