@@ -3,7 +3,7 @@
 import { change, current, go, ofRun } from "./address.js";
 import { histogram } from "./charts.js";
 import { ask, askRuns, isExported } from "./data.js";
-import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table, tornNotes } from "./dom.js";
+import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table, tornNotes, visible } from "./dom.js";
 import { QUANTITIES, tokenFacts, tokenText } from "./tokens.js";
 
 const PAGE_SIZE = 50;
@@ -163,7 +163,7 @@ export function sampleList(run, step, samples, low, high) {
 }
 
 function sampleItem(run, step, sample, low, high) {
-  const about = [shown(sample.prompt_id), `sample ${sample.sample}`, many(sample.num_tokens, "token"), shown(sample.finish_reason), isKnown(sample.age) && `${sample.age} behind`, isKnown(sample.advantage) && `advantage ${signedFixed(sample.advantage)}`].filter(Boolean);
+  const about = [shown(sample.prompt_id), `sample ${sample.sample}`, turnOf(sample), many(sample.num_tokens, "token"), shown(sample.finish_reason), isKnown(sample.age) && `${sample.age} behind`, isKnown(sample.advantage) && `advantage ${signedFixed(sample.advantage)}`].filter(Boolean);
   const meta = about.flatMap((part, at) => (at ? [" · ", part] : [part]));
   return h(
     "li",
@@ -172,6 +172,9 @@ function sampleItem(run, step, sample, low, high) {
     h("a", { class: "side-link", href: groupAddress(run, step, sample), title: "its group side by side" }, "group"),
   );
 }
+
+// Of a workflow with several kinds of turns, such as `reasoning 2`.
+const turnOf = (sample) => (sample.kind ? visible(`${sample.kind} ${sample.number || ""}`.trim()) : null);
 
 const verdictMarks = (verdicts) => (verdicts || []).length > 1 && verdicts.map((verdict) => h("span", { class: "pair" }, " · ", shown(verdict.name), " ", h("b", {}, isKnown(verdict.score) ? number(verdict.score, 2) : "not scored")));
 
@@ -224,7 +227,7 @@ function answer(sample, low, high, target) {
   return h(
     "article",
     { class: "answer" },
-    h("header", {}, h("a", { href: target }, h("b", {}, `#${sample.sample}`)), rewardChip(sample.reward, low, high), isKnown(sample.advantage) && h("span", { class: "meta" }, `advantage ${signedFixed(sample.advantage)}`), h("span", { class: "meta push" }, many(sample.num_tokens, "token")), ending),
+    h("header", {}, h("a", { href: target }, h("b", {}, `#${sample.sample}`)), rewardChip(sample.reward, low, high), turnOf(sample) && h("span", { class: "meta" }, turnOf(sample)), isKnown(sample.advantage) && h("span", { class: "meta" }, `advantage ${signedFixed(sample.advantage)}`), h("span", { class: "meta push" }, many(sample.num_tokens, "token")), ending),
     h("div", { class: "text" }, parted(sample.text, sample.parts_at)),
     verdictList(sample.verdicts, sample.environment_reward),
   );
@@ -262,7 +265,7 @@ export async function samplePage(run, parts, query) {
 }
 
 function sampleTitle(sampleNumber, before, after, sample) {
-  return h("div", { class: "title-row" }, h("h1", {}, `Sample ${sampleNumber}`), h("div", { class: "stepper" }, arrow("‹", before, "previous"), arrow("›", after, "next")), rewardChip(sample.reward), sample.outcome && outcomeChip(sample.outcome));
+  return h("div", { class: "title-row" }, h("h1", {}, `Sample ${sampleNumber}`), h("div", { class: "stepper" }, arrow("‹", before, "previous"), arrow("›", after, "next")), turnOf(sample) && chip(turnOf(sample), "plain", "kind and number of the turn"), rewardChip(sample.reward), sample.outcome && outcomeChip(sample.outcome));
 }
 
 export function tokenView(sample, query) {
