@@ -71,7 +71,7 @@ def share_right(run: Run, version: int, set_name: str) -> float | None:
 
 
 def options(runs: Runs, *, run: int = 0, other: int | None = None) -> list[dict[str, Any]]:
-    """The options in force, with what was given on the command line; with `other` only those that differ from that run."""
+    """The options in force, first those that were given on the command line; with `other` those that differ from that run."""
     own = _options(runs[run])
     if other is None:
         return [{"name": name, **entry, "other": None} for name, entry in own.items()]
@@ -87,9 +87,10 @@ def _options(run: Run) -> dict[str, dict[str, Any]]:
         path = run.directory / OPTIONS_FILE
         problem = "is broken: copy it again" if path.exists() else "is not there: a run writes it at its start"
         raise Mistake(f"{path} {problem}.")
+    given, derived = content.get("given", {}), content.get("derived", {})
+    names = sorted(content["in_force"], key=lambda name: (name not in given, name not in derived))
     return {
-        name: {"value": value, "given": name in content.get("given", {}), "derived": name in content.get("derived", {})}
-        for name, value in content["in_force"].items()
+        name: {"value": content["in_force"][name], "given": name in given, "derived": name in derived} for name in names
     }
 
 

@@ -88,7 +88,10 @@ def test_a_killed_run_says_so_and_shows_what_it_had(tab: Tab, phases: Phases) ->
         assert "The run was killed" in curves
         assert "goes on from the newest checkpoint" in curves
         assert tab.text(".live") == "connected"
-        assert "open: being put together" in read(tab, address, "step/3")
+        step = read(tab, address, "step/3")
+        assert "open: the run ended before it was trained" in step
+        assert "not trained yet" in step
+        assert "trained on" not in step.replace("no step trains on it", "")
 
 
 def test_a_replaced_engine_is_a_mark_and_a_warning_and_its_prompts_say_so(tab: Tab, phases: Phases) -> None:

@@ -252,7 +252,7 @@ async function flips(run, rows, query) {
   return card(
     "Flips",
     h("div", { class: "toolbar" }, sets.length > 1 && select("set", sets.map((name) => [name, name]), set, (name) => change({ set: name, before: null, after: null })), select("before", choices, before, (version) => change({ before: version })), select("after", choices, after, (version) => change({ after: version })), segments("kind", [["lost", `right → wrong (${lost.length})`], ["gained", `wrong → right (${gained.length})`]], kind, (name) => change({ flips: name }))),
-    answer.problem ? h("p", { class: "hint" }, answer.problem) : chosen.length ? table(columns, chosen.slice(0, 200), { label: "flips" }) : h("p", { class: "hint" }, "None."),
+    answer.problem ? h("p", { class: "hint" }, answer.problem) : chosen.length ? table(columns, chosen.slice(0, 200), { label: "flips", isStacked: true }) : h("p", { class: "hint" }, "None."),
   );
 }
 
