@@ -102,10 +102,10 @@ def curves(
 
 def change(values: Sequence[float | None]) -> dict[str, Any]:
     """Means of the first and of the last tenth of the values, 10 at most; what is absent does not count."""
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    count = max(1, min(MOST_OF_AN_END, len(known) // 10))
-    first, last = (fmean(part) if part else None for part in (known[:count], known[-count:]))
-    return {"first": first, "last": last, "of": min(count, len(known))}
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    count = max(1, min(MOST_OF_AN_END, len(numbers) // 10))
+    first, last = (fmean(part) if part else None for part in (numbers[:count], numbers[-count:]))
+    return {"first": first, "last": last, "of": min(count, len(numbers))}
 
 
 def places_of(texts: list[str] | None, steps: Sequence[int]) -> list[int]:

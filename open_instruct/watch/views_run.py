@@ -87,10 +87,10 @@ def _options(run: Run) -> dict[str, dict[str, Any]]:
         path = run.directory / OPTIONS_FILE
         problem = "is broken: copy it again" if path.exists() else "is not there: a run writes it at its start"
         raise Mistake(f"{path} {problem}.")
-    given, derived = content.get("given", {}), content.get("derived", {})
-    names = sorted(content["in_force"], key=lambda name: (name not in given, name not in derived))
+    own, computed = content.get("given", {}), content.get("derived", {})
+    names = sorted(content["in_force"], key=lambda name: (name not in own, name not in computed))
     return {
-        name: {"value": content["in_force"][name], "given": name in given, "derived": name in derived} for name in names
+        name: {"value": content["in_force"][name], "given": name in own, "derived": name in computed} for name in names
     }
 
 
