@@ -99,7 +99,10 @@ SECTIONS: dict[str, list[Metric]] = {
             "standard error of `all_groups/scores`: two steps differ by chance by about as much. From the groups' mean rewards; "
             "absent with one group",
         ),
-        Metric("all_groups/percent_solved_mean", "share of responses with a score of 1, over all groups"),
+        Metric(
+            "all_groups/percent_solved_mean",
+            "share of right responses over all groups: score, or environments' reward, 1",
+        ),
         Metric(
             "all_groups/total_prompts", "groups that the step took: `batch/total_prompts` and `batch/filtered_prompts`"
         ),

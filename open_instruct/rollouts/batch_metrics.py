@@ -141,9 +141,9 @@ def step_metrics(
     """
     is_kept = set(map(id, batch))
     dropped = [group for group in groups if id(group) not in is_kept]
-    alike = [group.outcomes for group in dropped if group.has_zero_std]
-    num_zero = sum(1 for scores in alike if scores.max() <= 0)
-    num_solved = sum(1 for scores in alike if scores.min() >= SOLVED)
+    alike = [group for group in dropped if group.has_zero_std]
+    num_zero = sum(1 for group in alike if _best(group) <= 0)
+    num_solved = sum(1 for group in alike if is_right(group).all())
     statistics = [group.result.token_statistics for group in groups]
     last_end = max(stats.start_time + stats.generation_time for stats in statistics)
     num_response_tokens = sum(group.result.token_statistics.num_response_tokens for group in batch)
@@ -176,10 +176,23 @@ def _solved_metrics(groups: Sequence[ScoredGroup], batch: Sequence[ScoredGroup])
         "batch/percent_solved_mean": float(np.mean(solved_shares)),
         "batch/percent_solved_hist": histogram(solved_shares),
         "batch/unsolved_groups_ratio": len(unsolved) / len(batch),
-        "all_groups/percent_solved_mean": float(np.mean([(group.scores >= SOLVED).mean() for group in groups])),
+        "all_groups/percent_solved_mean": float(np.mean([is_right(group).mean() for group in groups])),
         "unsolved_batch_size_ratio": float(np.mean(np.concatenate(batch_scores) < SOLVED)),
         "val/solve_rate_hist": histogram(solved_shares),
     }
+
+
+def is_right(group: ScoredGroup) -> np.ndarray:
+    """(G,) bool: the verifier's score, the environment's reward, or where only reward functions score their weighted sum, is at
+    least 1 (up to rounding)."""
+    verdicts = group.outcomes >= SOLVED
+    return verdicts | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else verdicts
+
+
+def _best(group: ScoredGroup) -> float:
+    """The highest verdict of a verifier, an environment or the reward functions."""
+    added = group.environment_rewards.max() if group.has_environment_rewards else -np.inf
+    return float(max(group.outcomes.max(), added))
 
 
 def _num_prompt_tokens(group: ScoredGroup) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from open_instruct.rollouts.batch_metrics import response_metrics, scoring_metrics, tokens_per_second
+from open_instruct.rollouts.batch_metrics import is_right, response_metrics, scoring_metrics, tokens_per_second
 from open_instruct.scored_groups import ScoredGroup
 
 SOLVED = 1.0 - 1e-6
@@ -48,13 +48,6 @@ def standard_error(correct: Sequence[np.ndarray]) -> dict[str, float]:
 def _pass_at(k: int, n: int, c: int) -> float:
     k = min(k, n)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def is_right(group: ScoredGroup) -> np.ndarray:
-    """(G,) bool: the verifier's score, the environment's reward, or where only reward functions score their weighted sum, is at
-    least 1 (up to rounding)."""
-    verdicts = group.outcomes >= SOLVED
-    return verdicts | (group.environment_rewards >= SOLVED) if group.has_environment_rewards else verdicts
 
 
 def evaluation_metrics(

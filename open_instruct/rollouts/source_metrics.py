@@ -8,7 +8,7 @@ import numpy as np
 from open_instruct.config.data_names import short_names
 from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data.prompt_dataset import PromptDataset
-from open_instruct.rollouts.evaluation_metrics import is_right
+from open_instruct.rollouts.batch_metrics import is_right
 from open_instruct.scored_groups import ScoredGroup, last_samples
 from open_instruct.workflows.base import Workflow
 

@@ -18,8 +18,8 @@ from open_instruct.config.grpo_config import GRPOConfig
 from open_instruct.data_types import MiniBatch, TrainingSample
 from open_instruct.registry import options_of
 from open_instruct.rollouts import batch_metrics
+from open_instruct.rollouts.batch_metrics import is_right
 from open_instruct.rollouts.batch_progress import Returned
-from open_instruct.rollouts.evaluation_metrics import is_right
 from open_instruct.rollouts.packing import conversations_of, num_conversations, prepare_collated_data_for_workers
 from open_instruct.rollouts.prompt_ledger import CONSUMED, MASKED, ZERO_STD
 from open_instruct.rollouts.staleness import Assignment, sample_age

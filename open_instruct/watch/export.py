@@ -50,7 +50,18 @@ MODULES = ("dom", "address", "exported", "data", "charts", "tokens", "runs", "sa
 """The page's modules, each after those that it imports."""
 SAMPLE_FIELDS = (
     *("prompt_id", "attempt", "sample", "row", "source", "outcome", "reward", "score", "is_right", "advantage"),
-    *("environment_reward", "num_tokens", "finish_reason", "age", "engine", "verdicts", "oldest_version", "goes_on"),
+    *(
+        "environment_reward",
+        "num_tokens",
+        "finish_reason",
+        "age",
+        "engine",
+        "verdicts",
+        "oldest_version",
+        "goes_on",
+        "kind",
+    ),
+    "number",
 )
 DIGITS = 8
 """Significant digits of a number: what a 32-bit float has, so that the page shows the same digits as with a server."""

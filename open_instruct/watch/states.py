@@ -26,6 +26,19 @@ def state_of(output_dir: Path, starts: Sequence[Mapping[str, Any]]) -> str:
     return "ended" if end["exit_code"] == 0 else "interrupted"
 
 
+def end_of(state: str, starts: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a run is over, in a sentence; None while it runs, and if all its steps are done."""
+    if state == "killed":
+        cure = "The same command goes on from the newest checkpoint."
+        return f"The run was killed: its process is gone and has not said why. {cure}"
+    if state == "interrupted":
+        return f"The run was interrupted (exit code {starts[-1]['end']['exit_code']}). The same command goes on."
+    if state != "failed":
+        return None
+    reason = str(starts[-1]["end"]["reason"])
+    return f"The run {reason}" if reason.startswith("failed: ") else "The run failed. logs/driver.log says why."
+
+
 def _runs(output_dir: Path, start: Mapping[str, Any]) -> bool:
     """Whether the process of this start is there; of a run on another machine, whether it wrote a moment ago."""
     if start["host"] != socket.gethostname():

@@ -1,7 +1,9 @@
 """The view of metrics over steps, with marks for what happened."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from open_instruct.watch.metrics_table import MetricsTable
@@ -53,6 +55,8 @@ GROUPS: dict[str, list[tuple[str, str]]] = {
 TOKENS = "val/num_total_tokens"
 OF_STEPS = ("step", "sync", "checkpoint", "model", "health")
 """Events that a resumed run has again."""
+MOST_OF_AN_END = 10
+"""Values at the beginning and at the end of a run from which `change` is told."""
 LONGEST_TEXT = 300
 """Characters of a mark."""
 
@@ -61,7 +65,7 @@ def curves(
     runs: Runs, *, run: int = 0, names: list[str] | None = None, steps: list[str] | None = None
 ) -> dict[str, Any]:
     """Metrics by step, in four groups, and marks. `names`: metrics, labels, or parts of them; by default those of the page.
-    `steps`: steps, or ranges such as 10-40; by default all."""
+    `steps`: steps, or ranges such as 10-40; by default all. With `names` also how the metrics changed."""
     watched = runs[run]
     table = watched.metrics()
     problem = None if table.exists else "the run has no metrics.jsonl, which it writes with its first step."
@@ -78,7 +82,9 @@ def curves(
     own = {table.steps[at] for at in places}
     ends = {event["step"]: event["unix"] for event in watched.events() if event["kind"] == "step"}
     tokens = table.column(TOKENS) if TOKENS in table.names() else [None] * len(table.steps)
+    values = {name: [table.column(name)[at] for at in places] for name in chosen}
     return {
+        "change": {name: change(values[name]) for name in chosen} if names else {},
         "step": [table.steps[at] for at in places],
         "unix": [ends.get(table.steps[at]) for at in places],
         "tokens": [tokens[at] for at in places],
@@ -87,11 +93,19 @@ def curves(
             for group, entries in groups.items()
             if (own_entries := [entry for entry in entries if entry["name"] in chosen]) or not names
         },
-        "values": {name: [table.column(name)[at] for at in places] for name in chosen},
+        "values": values,
         "others": [] if names else [name for name in table.names() if name not in labels],
         "marks": [mark for mark in marks(watched) if not steps or mark["step"] in own],
         "problem": problem,
     }
+
+
+def change(values: Sequence[float | None]) -> dict[str, Any]:
+    """Means of the first and of the last tenth of the values, 10 at most; what is absent does not count."""
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    count = max(1, min(MOST_OF_AN_END, len(numbers) // 10))
+    first, last = (fmean(part) if part else None for part in (numbers[:count], numbers[-count:]))
+    return {"first": first, "last": last, "of": min(count, len(numbers))}
 
 
 def places_of(texts: list[str] | None, steps: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import OPTIONS_FILE, Run, Runs
 from open_instruct.watch.samples import ends, rows_of, table_of_evaluation
-from open_instruct.watch.states import state_of
+from open_instruct.watch.states import end_of, state_of
 from open_instruct.watch.torn_files import TornFiles
 from open_instruct.watch.views_curves import without_undone
 
@@ -23,11 +23,13 @@ def runs(runs: Runs) -> list[dict[str, Any]]:
 def _summary(run: Run, number: int) -> dict[str, Any]:
     metrics, starts, options, torn = run.metrics(), run.starts(), run.options(), TornFiles()
     step = metrics.steps[-1] if metrics.steps else None
+    state = state_of(run.directory, starts) if run.has_record else "no record"
     return {
         "run": number,
         "directory": str(run.directory),
         "name": run.option("run_name") or run.directory.name,
-        "state": state_of(run.directory, starts) if run.has_record else "no record",
+        "state": state,
+        "end": end_of(state, starts),
         "starts": len(starts),
         "model": run.option("model_name_or_path"),
         "step": step,
@@ -69,7 +71,7 @@ def share_right(run: Run, version: int, set_name: str) -> float | None:
 
 
 def options(runs: Runs, *, run: int = 0, other: int | None = None) -> list[dict[str, Any]]:
-    """The options in force, with what was given on the command line; with `other` only those that differ from that run."""
+    """The options in force, first those that were given on the command line; with `other` those that differ from that run."""
     own = _options(runs[run])
     if other is None:
         return [{"name": name, **entry, "other": None} for name, entry in own.items()]
@@ -85,9 +87,10 @@ def _options(run: Run) -> dict[str, dict[str, Any]]:
         path = run.directory / OPTIONS_FILE
         problem = "is broken: copy it again" if path.exists() else "is not there: a run writes it at its start"
         raise Mistake(f"{path} {problem}.")
+    own, computed = content.get("given", {}), content.get("derived", {})
+    names = sorted(content["in_force"], key=lambda name: (name not in own, name not in computed))
     return {
-        name: {"value": value, "given": name in content.get("given", {}), "derived": name in content.get("derived", {})}
-        for name, value in content["in_force"].items()
+        name: {"value": content["in_force"][name], "given": name in own, "derived": name in computed} for name in names
     }
 
 

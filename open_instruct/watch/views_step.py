@@ -32,7 +32,7 @@ MOST_STEPS = 50
 """Steps that a search reads, the newest first."""
 SHOWN = (
     *("prompt_id", "attempt", "sample", "row", "source", "outcome", "reward", "score", "is_right", "advantage"),
-    *("environment_reward", "num_tokens", "finish_reason", "age", "engine", "verdicts"),
+    *("environment_reward", "num_tokens", "finish_reason", "age", "engine", "verdicts", "kind", "number"),
 )
 """Fields of a sample in a list of samples."""
 

@@ -198,12 +198,12 @@ def staleness(runs: Runs, step: int | None = None, *, run: int = 0) -> dict[str,
         raise Mistake(f"{watched.directory} has no samples of any step yet.")
     return {
         "bound": watched.option("max_staleness_allowed"),
+        "step": chosen,
+        **_versions(watched, chosen),
         "steps": table.steps,
         "mean_age": list(table.column("num_steps_off_policy")) if "num_steps_off_policy" in names else [],
         "max_age": list(table.column("num_steps_off_policy_max")) if "num_steps_off_policy_max" in names else [],
-        "step": chosen,
         "torn": torn.sentences,
-        **_versions(watched, chosen),
     }
 
 

@@ -67,6 +67,11 @@ class Tab:
         self.call("Page.navigate", url=url)
         self.settle()
 
+    def leave(self) -> None:
+        """Go to an empty page."""
+        self.call("Page.navigate", url="about:blank")
+        self.evaluate("document.readyState")
+
     def settle(self) -> None:
         """Wait until nothing is asked for and drawn any more."""
         self.wait("document.readyState === 'complete' && !!document.querySelector('main')?.childElementCount")

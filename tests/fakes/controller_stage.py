@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -362,16 +363,17 @@ def rows_of_two_verifiers(tokenizer: Any, tmp_path: Path) -> PromptDataset:
 MakePlay = Callable[..., Play]
 
 
-@pytest.fixture
-def make_play(
+@contextmanager
+def plays(
     datasets: tuple[PromptDataset, PromptDataset], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[MakePlay]:
+    """Makes plays, and ends them."""
     for module in (rollout, data_preparation, prompt_feeder, batch_producer):
         monkeypatch.setattr(module, "POLL_S", 0.02)
     monkeypatch.setattr(batch_producer.ray, "put", lambda value: value)
     monkeypatch.setattr(rollout, "VerifierPool", VerifiersInThisProcess)
     monkeypatch.setattr(teacher_scoring, "ray", PlayedRay())
-    plays: list[Play] = []
+    made: list[Play] = []
 
     def make(
         *,
@@ -382,9 +384,17 @@ def make_play(
         **options: Any,
     ) -> Play:
         """`room` bundles fit into the prompt queue, `ready_steps` batches into the message queue; 0 is no limit."""
-        plays.append(Play(train, held_out, tokenizer, room=room, ready_steps=ready_steps, **options))
-        return plays[-1]
+        made.append(Play(train, held_out, tokenizer, room=room, ready_steps=ready_steps, **options))
+        return made[-1]
 
     yield make
-    for play in plays:
+    for play in made:
         play.controller.stop()
+
+
+@pytest.fixture
+def make_play(
+    datasets: tuple[PromptDataset, PromptDataset], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MakePlay]:
+    with plays(datasets, tokenizer, monkeypatch) as make:
+        yield make

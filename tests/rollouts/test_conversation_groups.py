@@ -154,6 +154,16 @@ def test_what_environments_gave_is_averaged_over_conversations() -> None:
     assert response_metrics([one], verification_reward=10.0)["objective/environment_reward"] == 0.5
 
 
+def test_what_an_environment_gave_full_reward_is_right() -> None:
+    """A game without a verifier: its answers have the score 0 and what the environment gave."""
+    won = group(conversation(2, given=1.0), conversation(1, given=1.0), scores=[0, 0])
+    lost = group(conversation(2, given=0.0), conversation(1, given=0.0), scores=[0, 0])
+    one = group(conversation(1, given=1.0), conversation(1, given=0.0), scores=[0, 0])
+    step = step_metrics([won, lost, one], [one], num_prompts=1)
+    assert step["all_groups/percent_solved_mean"] == 0.5
+    assert (step["batch/filtered_prompts_solved"], step["batch/filtered_prompts_zero"]) == (1, 1)
+
+
 def test_pass_rate_counts_a_conversation_once() -> None:
     assert pass_rate(group(conversation(9), conversation(1), scores=[1, 0]), make_args()) == 0.5
 

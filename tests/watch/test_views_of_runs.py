@@ -15,8 +15,9 @@ from made_records import BEGAN, copy_of, make_record, shared_record
 from open_instruct.record.reader import NoRecord, RunRecord
 from open_instruct.watch.mistakes import Mistake
 from open_instruct.watch.runs import Runs
-from open_instruct.watch.states import state_of
+from open_instruct.watch.states import end_of, state_of
 from open_instruct.watch.views import answer
+from open_instruct.watch.views_curves import change
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +220,33 @@ def test_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
             answer(runs, view, arguments)
     with pytest.raises(NoRecord, match=r"options.json is broken: .*; copy it again"):
         RunRecord(directory).options()
+
+
+def test_change_of_a_metric_is_told_from_both_ends_of_the_run(runs: Runs) -> None:
+    view = answer(runs, "curves", {"names": "gradient norm"})
+    assert view["change"] == {"optim/grad_norm": {"first": 0.51, "last": 0.62, "of": 1}}
+    assert answer(runs, "curves", {})["change"] == {}
+    numbers = [float(number) for number in range(200)]
+    assert change([None, *numbers, float("nan")]) == {"first": 4.5, "last": 194.5, "of": 10}
+    assert change([None]) == {"first": None, "last": None, "of": 0}
+
+
+def test_options_that_were_given_come_first(runs: Runs) -> None:
+    options = answer(runs, "options", {})
+    assert [option["given"] for option in options[:3]] == [True, True, False]
+    assert options[2]["derived"]
+
+
+def test_why_a_run_is_over_is_a_sentence() -> None:
+    def start(reason: str, exit_code: int) -> list[dict[str, Any]]:
+        return [{"end": {"reason": reason, "exit_code": exit_code}}]
+
+    assert end_of("running", [{"end": None}]) is None
+    assert end_of("ended", start("done", 0)) is None
+    assert end_of("failed", start("failed: the controller died", 1)) == "The run failed: the controller died"
+    assert "driver.log" in str(end_of("failed", start("failed", 1)))
+    assert "exit code 85" in str(end_of("interrupted", start("interrupted", 85)))
+    assert "was killed" in str(end_of("killed", [{"end": None}]))
 
 
 def test_marks_are_the_events_with_the_step_that_was_under_way(runs: Runs) -> None:

@@ -95,8 +95,8 @@ function drawn(plot, lines, readout, options) {
     scales: { x: { time: false, range: (_, low, high) => options.zoom || widened(low, high) }, y: { range: (_, low, high) => padded(low, high) } },
     series: [{}, ...series],
     axes: [
-      { ...axis, size: 26, values: (_, values) => values.map((value) => tick(value)) },
-      { ...axis, size: 50, values: (_, values) => values.map((value) => tick(value)) },
+      { ...axis, size: 26, values: (_, values) => ticks(values), ...(options.xName === "step" && { incrs: WHOLE }) },
+      { ...axis, size: 50, values: (_, values) => ticks(values) },
     ],
     hooks: {
       draw: [(u) => drawMarks(u, options)],
@@ -112,18 +112,30 @@ function drawn(plot, lines, readout, options) {
 
 const widened = (low, high) => (low === null ? [0, 1] : low === high ? [low - 1, high + 1] : [low, high]);
 
+// Distances of ticks on an axis of steps, none of which is half a step.
+const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+
 function padded(low, high) {
   if (low === null) return [0, 1];
+  if (low === 0 && high === 0) return [-0.03, 0.5]; // what is always 0 is mostly a share or a count
   const space = high - low > 1e-9 * Math.abs(high) ? 0.06 * (high - low) : Math.abs(high) * 0.1 || 0.5;
   return [low - space, high + space];
 }
 
-function tick(value) {
+// Labels with as many digits as tell them apart.
+function ticks(values) {
+  for (const more of [0, 1, 2, 3]) {
+    const labels = values.map((value) => tick(value, more));
+    if (new Set(labels).size === labels.length || more === 3) return labels;
+  }
+}
+
+function tick(value, more = 0) {
   const size = Math.abs(value);
   if (value === null) return "";
-  if (size >= 1e6) return +(value / 1e6).toFixed(2) + "M";
-  if (size >= 1e4) return +(value / 1e3).toFixed(1) + "k";
-  return size && size < 1e-3 ? value.toExponential(0) : String(+value.toFixed(4)).replace("-", "−");
+  if (size >= 1e6) return +(value / 1e6).toFixed(2 + more) + "M";
+  if (size >= 1e4) return +(value / 1e3).toFixed(1 + more) + "k";
+  return size && size < 1e-3 ? value.toExponential(more).replaceAll("-", "−") : String(+value.toFixed(4 + more)).replace("-", "−");
 }
 
 function readoutOf(u, lines, steps, perLine, options) {

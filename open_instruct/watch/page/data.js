@@ -29,7 +29,7 @@ export async function askModel(run, message) {
 export async function askRuns() {
   const runs = await ask("runs");
   const isTwice = (name) => runs.filter((row) => row.name === name).length > 1;
-  return runs.map((row) => ({ ...row, name: isTwice(row.name) ? `${row.name} (${lastParts(row.directory)})` : row.name }));
+  return runs.map((row) => ({ ...row, name: isTwice(row.name) ? `${lastParts(row.directory)} (${row.name})` : row.name }));
 }
 
 const lastParts = (path) => String(path).split("/").filter(Boolean).slice(-2).join("/");

@@ -116,11 +116,12 @@ export function clock(unix, withDay = false) {
 
 export const many = (count, noun, plural) => `${number(count)} ${count === 1 ? noun : plural || noun + "s"}`;
 
-// Rows under headings. A column: {title, cell(row), number?: true, hint?}.
+// Rows under headings. A column: {title, cell(row), number?: true, hint?}. `isStacked`: in a narrow window the cells of a row are below each other.
 export function table(columns, rows, properties = {}) {
-  const head = h("tr", {}, columns.map((column) => h("th", { class: column.number && "number", scope: "col", title: column.hint }, column.title)));
-  const body = rows.map((row) => h("tr", { class: properties.rowClass && properties.rowClass(row) }, columns.map((column) => h("td", { class: [column.number && "number", column.class].filter(Boolean).join(" ") || null }, column.cell(row)))));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": properties.label || "table" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  const head = h("tr", {}, columns.map((column) => h("th", { class: [column.number && "number", column.class].filter(Boolean).join(" ") || null, scope: "col", title: column.hint }, column.title)));
+  const titleOf = (column) => (properties.isStacked ? column.title : null);
+  const body = rows.map((row) => h("tr", { class: properties.rowClass && properties.rowClass(row) }, columns.map((column) => h("td", { "data-title": titleOf(column), class: [column.number && "number", column.class].filter(Boolean).join(" ") || null }, column.cell(row)))));
+  return h("div", { class: properties.isStacked ? "scroll stacked" : "scroll", tabindex: "0", role: "region", "aria-label": properties.label || "table" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 // Names and values beside each other.

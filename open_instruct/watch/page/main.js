@@ -49,6 +49,8 @@ let drawNumber = 0;
 let lastHeard = "";
 let waitsForDraw = false;
 let focusesSearch = false;
+let hasServer = false;
+let isLive = false;
 
 // --- drawing ------------------------------------------------------------------------------------------------------------
 
@@ -100,6 +102,8 @@ async function drawMenu({ parts }) {
   const activePage = { why: "search", row: "search", tokens: "step", evaluation: "evaluations" }[name] || name;
   const entry = (page, at) => h("a", { href: ofRun(run, [page]), "aria-current": page === activePage ? "page" : null, title: `key ${at + 1}` }, PAGES[page][0]);
   const about = runs.find((row) => row.run === run);
+  isLive = runs.some((row) => row.state === "running" && (run === null || row.run === run));
+  tellLive();
   const others = runs.length > 1 && h("a", { href: "#/?list=1", "aria-current": run === null ? "page" : null }, "All runs");
   const choice = run !== null && runs.length > 1 && h("select", { "aria-label": "run", onchange: (event) => go(ofRun(event.target.value, [name in PAGES && PAGES[name][0] ? name : "curves"])) }, runs.map((row) => h("option", { value: row.run, selected: row.run === run }, visible(row.name))));
   const title = about ? h("div", { class: "run-name", title: about.directory }, choice || shown(about.name)) : null;
@@ -203,9 +207,15 @@ function onChange() {
 
 function onLive(isConnected) {
   live.hidden = false;
-  live.classList.toggle("off", !isConnected);
-  live.title = isConnected ? "the page follows the run's files" : "the server does not answer";
-  live.replaceChildren(h("span", {}, isConnected ? "live" : "not connected"));
+  hasServer = isConnected;
+  tellLive();
+}
+
+// A run that is over is not called live.
+function tellLive() {
+  live.classList.toggle("off", !hasServer);
+  live.title = hasServer ? "the page follows the run's files" : "the server does not answer";
+  live.replaceChildren(h("span", {}, !hasServer ? "not connected" : isLive ? "live" : "connected"));
 }
 
 async function start() {

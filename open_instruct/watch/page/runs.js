@@ -30,8 +30,8 @@ export async function runsPage() {
   const columns = [
     { title: "", cell: (row) => h("input", { type: "checkbox", "aria-label": `compare ${row.name}`, onchange: (event) => pick(row.run, event) }) },
     { title: "run", class: "wide", cell: (row) => link(ofRun(row.run, ["curves"]), shown(row.name)) },
-    { title: "state", cell: (row) => h("span", {}, stateChip(row.state), row.starts > 1 && h("span", { class: "hint" }, ` ${row.starts} starts`)) },
-    { title: "model", cell: (row) => shown(shortModel(row.model)) },
+    { title: "state", cell: (row) => h("span", { title: row.end }, stateChip(row.state), row.starts > 1 && h("span", { class: "hint" }, ` ${row.starts} starts`)) },
+    { title: "model", class: "model", cell: (row) => shown(shortModel(row.model)) },
     { title: "step", number: true, cell: (row) => `${number(row.step)}${isKnown(row.num_steps) ? ` / ${number(row.num_steps)}` : ""}` },
     { title: "reward", number: true, cell: (row) => fixed(row.reward, 3) },
     { title: "evaluations", cell: (row) => evaluationsOf(row) },
@@ -94,8 +94,9 @@ export async function curvesPage(run, _, query) {
     ...Object.entries(about.evaluations || {}).map(([set, result]) => [shown(set), share(result.share)]),
     ["last written", clock([...curves.unix].reverse().find(isKnown), true)],
   ]);
+  const end = about.end && h("p", { class: "notice" }, shown(about.end));
   const isTrained = curves.step.some((step) => step > 0);
-  if (!curves.step.length) return [title, summary, curves.problem && h("p", { class: "notice" }, curves.problem), noStep(run)];
+  if (!curves.step.length) return [title, summary, end, curves.problem && h("p", { class: "notice" }, curves.problem), noStep(run)];
   const x = axisOf(curves, query.x);
   const marks = [...(curves.marks || []), ...(await firstAlarm(run))];
   const hidden = new Set((query.hide ?? "sync").split(",").filter((kind) => kind !== "none"));
@@ -103,13 +104,14 @@ export async function curvesPage(run, _, query) {
   const options = { xName: query.x || "step", weight: Number(query.smooth || 0), marks: placed, zoom: zoomOf(query), onZoom: setZoom, onPick: (step) => isKnown(step) && go(ofRun(run, ["step", step])), group: "run" };
   // Evaluations are few, and each is a mean already.
   const weightOf = (key) => (key === "evaluation" ? 0 : options.weight);
-  const drawn = (entry, values, key) => values[entry.name] && chart([{ name: entry.name, x, y: values[entry.name], steps: curves.step }], { ...options, weight: weightOf(key), title: shown(entry.label || entry.name), hint: entry.name });
+  const drawn = (entry, values, key) => values[entry.name] && chart([{ name: entry.name, x, y: scaled(entry.name, values[entry.name]), steps: curves.step }], { ...options, weight: weightOf(key), title: titleOf(entry), hint: entry.name });
   const chartsOf = (key) => ((curves.groups || {})[key] || []).map((entry) => drawn(entry, curves.values, key)).filter(Boolean);
   const sections = GROUPS.map(([key, name]) => [name, chartsOf(key)]).filter(([, charts]) => charts.length);
   const extra = Object.keys(more.values).slice(0, MOST_ADDED).map((name) => drawn({ name, label: name }, more.values)).filter(Boolean);
   return [
     title,
     summary,
+    end,
     !isTrained && noStep(run),
     h("p", { class: "lead" }, "Drag over a curve to zoom, double-click to see all, click to open the step."),
     viewOptions(query, [markChips(marks, hidden), addMetric(query, added, curves.others)]),
@@ -119,6 +121,11 @@ export async function curvesPage(run, _, query) {
     markList(run, marks, hidden),
   ];
 }
+
+// Bytes are drawn as GiB.
+const isBytes = (name) => name.endsWith("_bytes");
+const scaled = (name, values) => (isBytes(name) ? values.map((value) => (isKnown(value) ? value / 2 ** 30 : value)) : values);
+const titleOf = (entry) => [shown(entry.label || entry.name), isBytes(entry.name) && h("span", { class: "hint" }, " GiB")];
 
 const section = (name, charts) => h("section", { class: "curves" }, h("h2", {}, name), h("div", { class: "charts" }, charts));
 
@@ -150,8 +157,8 @@ export async function comparePage(query) {
   const all = await Promise.all(chosen.map((row) => ask("curves", { run: row.run })));
   const names = new Map(all.flatMap((curves) => GROUPS.flatMap(([key]) => ((curves.groups || {})[key] || []).map((entry) => [entry.name, { ...entry, key }]))));
   const options = { xName: query.x || "step", weight: Number(query.smooth || 0), zoom: zoomOf(query), onZoom: setZoom, group: "runs" };
-  const lines = (name) => all.map((curves, at) => ({ name: chosen[at].name, x: axisOf(curves, query.x), y: curves.values[name] || curves.step.map(() => null), steps: curves.step, colour: COLOURS[at] }));
-  const charts = (key) => [...names.values()].filter((entry) => entry.key === key).map((entry) => chart(lines(entry.name), { ...options, title: shown(entry.label || entry.name), hint: entry.name }));
+  const lines = (name) => all.map((curves, at) => ({ name: chosen[at].name, x: axisOf(curves, query.x), y: curves.values[name] ? scaled(name, curves.values[name]) : curves.step.map(() => null), steps: curves.step, colour: COLOURS[at] }));
+  const charts = (key) => [...names.values()].filter((entry) => entry.key === key).map((entry) => chart(lines(entry.name), { ...options, title: titleOf(entry), hint: entry.name }));
   const legend = h("div", { class: "legend" }, chosen.map((row, at) => h("span", { class: "entry" }, h("i", { class: "swatch", style: { background: `var(${COLOURS[at]})` } }), link(ofRun(row.run, ["curves"]), shown(row.name)))));
   return [
     h("h1", {}, "Compare"),

@@ -3,7 +3,7 @@
 import { change, current, go, ofRun } from "./address.js";
 import { histogram } from "./charts.js";
 import { ask, askRuns, isExported } from "./data.js";
-import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table, tornNotes } from "./dom.js";
+import { card, chip, command, download, duration, empty, excerpt, facts, fixed, h, input, isKnown, link, many, number, segments, select, share, shown, signed, signedFixed, table, tornNotes, visible } from "./dom.js";
 import { QUANTITIES, tokenFacts, tokenText } from "./tokens.js";
 
 const PAGE_SIZE = 50;
@@ -28,11 +28,12 @@ const REASONS = {
 };
 const explained = (sample) => ({ ...sample, tokens: (sample.tokens || []).map((token) => (token.use === LEFT_OUT && REASONS[sample.outcome] ? { ...token, use_text: REASONS[sample.outcome] } : token)) });
 
-export const outcomeChip = (outcome) => chip((OUTCOMES[outcome] || [outcome])[0], (OUTCOMES[outcome] || [])[1], outcome);
+// `isOpen`: the step that has taken the group is not trained yet.
+export const outcomeChip = (outcome, isOpen = false) => (isOpen && outcome === "consumed" ? chip("not trained yet", "plain", outcome) : chip((OUTCOMES[outcome] || [outcome])[0], (OUTCOMES[outcome] || [])[1], outcome));
 
 // Orange for the lowest reward of those shown, blue for the highest.
 export function rewardChip(reward, low, high) {
-  if (!isKnown(reward)) return h("span", { class: "reward", title: "not scored" }, "–");
+  if (!isKnown(reward)) return h("span", { class: "reward unknown", title: "not scored" }, "–");
   const place = isKnown(low) && high > low ? (reward - low) / (high - low) : reward > 0 ? 1 : 0;
   const chipElement = h("span", { class: "reward", title: "reward" }, fixed(reward, 2));
   chipElement.style.setProperty("--place", `${Math.round(100 * Math.max(0, Math.min(1, place)))}%`);
@@ -70,32 +71,32 @@ export async function stepPage(run, parts, query) {
   const isFiltered = FILTERS.some((name) => query[name]);
   const [low, high] = [answer.histogram.edges[0], answer.histogram.edges.at(-1)];
   return [
-    stepTitle(run, step, steps, answer),
+    stepTitle(run, step, steps, answer, about),
     tokenizerProblem(answer),
     stepSummary(run, answer),
     !answer.is_open && h("p", {}, link(ofRun(run, ["tokens", step]), "tokens on which engine and learner differ most")),
-    h("div", { class: "columns" }, card("Rewards", answer.histogram.counts.length ? histogram(answer.histogram, rewardBin(query), chooseBin(answer)) : h("p", { class: "hint" }, "no responses")), card("Groups", outcomes(answer.counts), groupTiles(run, step, answer.groups))),
+    h("div", { class: "columns" }, card("Rewards", answer.histogram.counts.length ? histogram(answer.histogram, rewardBin(query), chooseBin(answer)) : h("p", { class: "hint" }, "no responses")), card("Groups", outcomes(answer.counts, answer.is_open), groupTiles(run, step, answer.groups))),
     filterBar(answer, query, isFiltered),
-    answer.samples.length ? sampleList(run, step, answer.samples, low, high) : empty("No response matches.", isFiltered ? h("button", { type: "button", onclick: clearFilters }, "Clear the filters") : "The step has no scored group yet."),
+    answer.samples.length ? sampleList(run, step, answer.samples, low, high, answer.is_open) : empty("No response matches.", isFiltered ? h("button", { type: "button", onclick: clearFilters }, "Clear the filters") : "The step has no scored group yet."),
     pager(answer, query),
     h("div", { class: "toolbar" }, answer.samples.length > 0 && h("button", { type: "button", onclick: () => exportRows(run, step, filters) }, `Export ${many(answer.num_matching, "row")} for training`), !isExported() && command(`python -m open_instruct.watch ${about.directory || "DIR"} --json step ${step}${query.sort ? ` --sort ${query.sort}` : ""}`)),
   ];
 }
 
-function stepTitle(run, step, steps, answer) {
+function stepTitle(run, step, steps, answer, about) {
   const at = steps.indexOf(step);
   const open = answer && answer.is_open;
   const target = (place) => (place >= 0 && place < steps.length ? ofRun(run, ["step", steps[place]], keptQuery()) : null);
   const before = at < 0 ? target(steps.length - 1) : target(at - 1);
   const jump = h("input", { class: "step-number", inputmode: "numeric", value: step, "aria-label": "step", onchange: (event) => go(ofRun(run, ["step", event.target.value], keptQuery())) });
-  return h("div", { class: "title-row" }, h("h1", {}, "Step"), h("div", { class: "stepper" }, arrow("‹", before, "previous"), jump, arrow("›", at < 0 ? null : target(at + 1) || ofRun(run, ["step", step + 1], keptQuery()), "next")), open && chip("open: being put together", "warn"));
+  return h("div", { class: "title-row" }, h("h1", {}, "Step"), h("div", { class: "stepper" }, arrow("‹", before, "previous"), jump, arrow("›", at < 0 ? null : target(at + 1) || ofRun(run, ["step", step + 1], keptQuery()), "next")), open && chip(about.end ? "open: the run ended before it was trained" : "open: being put together", "warn"));
 }
 
 const keptQuery = () => Object.fromEntries(Object.entries(current().query).filter(([name]) => !["offset", "attempt"].includes(name)));
 
 export const arrow = (label, target, name) => h("a", { class: "arrow", href: target, "data-arrow": name, "aria-label": name, "aria-disabled": target ? null : "true" }, label);
 
-const outcomes = (counts) => h("div", { class: "stack" }, Object.entries(counts || {}).map(([outcome, count]) => h("button", { type: "button", class: "row-button", onclick: () => change({ outcome: current().query.outcome === outcome ? null : outcome, offset: null }), "aria-pressed": String(current().query.outcome === outcome) }, outcomeChip(outcome), h("b", {}, number(count)))));
+const outcomes = (counts, isOpen) => h("div", { class: "stack" }, Object.entries(counts || {}).map(([outcome, count]) => h("button", { type: "button", class: "row-button", onclick: () => change({ outcome: current().query.outcome === outcome ? null : outcome, offset: null }), "aria-pressed": String(current().query.outcome === outcome) }, outcomeChip(outcome, isOpen), h("b", {}, number(count)))));
 
 export const tokenizerProblem = (answer) => answer.tokenizer_problem && h("p", { class: "notice" }, shown(answer.tokenizer_problem));
 
@@ -158,20 +159,23 @@ function filterBar(answer, query, isFiltered) {
   );
 }
 
-export function sampleList(run, step, samples, low, high) {
-  return h("ol", { class: "samples" }, samples.map((sample) => sampleItem(run, sample.step ?? step, sample, low, high)));
+export function sampleList(run, step, samples, low, high, isOpen = false) {
+  return h("ol", { class: "samples" }, samples.map((sample) => sampleItem(run, sample.step ?? step, sample, low, high, isOpen)));
 }
 
-function sampleItem(run, step, sample, low, high) {
-  const about = [shown(sample.prompt_id), `sample ${sample.sample}`, many(sample.num_tokens, "token"), shown(sample.finish_reason), isKnown(sample.age) && `${sample.age} behind`, isKnown(sample.advantage) && `advantage ${signedFixed(sample.advantage)}`].filter(Boolean);
+function sampleItem(run, step, sample, low, high, isOpen) {
+  const about = [shown(sample.prompt_id), `sample ${sample.sample}`, turnOf(sample), many(sample.num_tokens, "token"), shown(sample.finish_reason), isKnown(sample.age) && `${sample.age} behind`, isKnown(sample.advantage) && `advantage ${signedFixed(sample.advantage)}`].filter(Boolean);
   const meta = about.flatMap((part, at) => (at ? [" · ", part] : [part]));
   return h(
     "li",
     {},
-    h("a", { class: "sample-item", href: sampleAddress(run, step, sample) }, rewardChip(sample.reward, low, high), h("span", { class: "sample-main" }, h("span", { class: "sample-text" }, sample.text ? excerpt(sample.text, 220) : h("i", { class: "hint" }, "empty")), h("span", { class: "meta" }, meta, verdictMarks(sample.verdicts))), h("span", { class: "sample-outcome" }, sample.outcome && outcomeChip(sample.outcome))),
+    h("a", { class: "sample-item", href: sampleAddress(run, step, sample) }, rewardChip(sample.reward, low, high), h("span", { class: "sample-main" }, h("span", { class: "sample-text" }, sample.text ? excerpt(sample.text, 220) : h("i", { class: "hint" }, "empty")), h("span", { class: "meta" }, meta, verdictMarks(sample.verdicts))), h("span", { class: "sample-outcome" }, sample.outcome && outcomeChip(sample.outcome, isOpen))),
     h("a", { class: "side-link", href: groupAddress(run, step, sample), title: "its group side by side" }, "group"),
   );
 }
+
+// Of a workflow with several kinds of turns, such as `reasoning 2`.
+const turnOf = (sample) => (sample.kind ? visible(`${sample.kind} ${sample.number || ""}`.trim()) : null);
 
 const verdictMarks = (verdicts) => (verdicts || []).length > 1 && verdicts.map((verdict) => h("span", { class: "pair" }, " · ", shown(verdict.name), " ", h("b", {}, isKnown(verdict.score) ? number(verdict.score, 2) : "not scored")));
 
@@ -206,11 +210,22 @@ export async function groupPage(run, parts, query) {
   return [crumbs(link(ofRun(run, ["step", step]), `step ${step}`), "group"), title, promptCard(run, group), answers(run, group, (sample) => sampleAddress(run, step, { ...sample, prompt_id: promptId, attempt: query.attempt }))];
 }
 
+// Of a row of a generated data set the answer, and all else to be unfolded.
+function truth(text) {
+  let answer;
+  try {
+    answer = JSON.parse(text).answer;
+  } catch {
+    // the truth is a text
+  }
+  return typeof answer === "string" || typeof answer === "number" ? [shown(answer), h("details", { class: "truth" }, h("summary", {}, "all that its verifier gets"), shown(text))] : shown(text);
+}
+
 function promptCard(run, group, isTraining = true) {
   return card(
     null,
     h("details", { class: "prompt", open: (group.prompt_text || "").length < 1200 }, h("summary", {}, "Prompt"), h("pre", { class: "text" }, shown(group.prompt_text))),
-    facts([["ground truth", group.ground_truth === null ? "–" : shown(group.ground_truth)], ["row", isKnown(group.row) ? (isTraining ? link(ofRun(run, ["row", group.row]), shown(group.row)) : shown(group.row)) : null], ["source", isKnown(group.source) ? shown(group.source) : null], isTraining && ["its life", link(ofRun(run, ["why", group.prompt_id]), "why?")]]),
+    facts([["ground truth", group.ground_truth === null ? "–" : truth(group.ground_truth)], ["row", isKnown(group.row) ? (isTraining ? link(ofRun(run, ["row", group.row]), shown(group.row)) : shown(group.row)) : null], ["source", isKnown(group.source) ? shown(group.source) : null], isTraining && ["its life", link(ofRun(run, ["why", group.prompt_id]), "why?")]]),
   );
 }
 
@@ -224,7 +239,7 @@ function answer(sample, low, high, target) {
   return h(
     "article",
     { class: "answer" },
-    h("header", {}, h("a", { href: target }, h("b", {}, `#${sample.sample}`)), rewardChip(sample.reward, low, high), isKnown(sample.advantage) && h("span", { class: "meta" }, `advantage ${signedFixed(sample.advantage)}`), h("span", { class: "meta push" }, many(sample.num_tokens, "token")), ending),
+    h("header", {}, h("a", { href: target }, h("b", {}, `#${sample.sample}`)), rewardChip(sample.reward, low, high), turnOf(sample) && h("span", { class: "meta" }, turnOf(sample)), isKnown(sample.advantage) && h("span", { class: "meta" }, `advantage ${signedFixed(sample.advantage)}`), h("span", { class: "meta push" }, many(sample.num_tokens, "token")), ending),
     h("div", { class: "text" }, parted(sample.text, sample.parts_at)),
     verdictList(sample.verdicts, sample.environment_reward),
   );
@@ -262,7 +277,7 @@ export async function samplePage(run, parts, query) {
 }
 
 function sampleTitle(sampleNumber, before, after, sample) {
-  return h("div", { class: "title-row" }, h("h1", {}, `Sample ${sampleNumber}`), h("div", { class: "stepper" }, arrow("‹", before, "previous"), arrow("›", after, "next")), rewardChip(sample.reward), sample.outcome && outcomeChip(sample.outcome));
+  return h("div", { class: "title-row" }, h("h1", {}, `Sample ${sampleNumber}`), h("div", { class: "stepper" }, arrow("‹", before, "previous"), arrow("›", after, "next")), turnOf(sample) && chip(turnOf(sample), "plain", "kind and number of the turn"), rewardChip(sample.reward), sample.outcome && outcomeChip(sample.outcome));
 }
 
 export function tokenView(sample, query) {
@@ -334,7 +349,7 @@ export async function rowPage(run, parts) {
     crumbs(link(ofRun(run, ["search"]), "search"), "a row over time"),
     h("div", { class: "title-row" }, h("h1", {}, shown(answer.row)), chip(answer.verdict, VERDICTS[answer.verdict])),
     tornNotes(answer),
-    facts([["ground truth", isKnown(answer.ground_truth) ? shown(answer.ground_truth) : "–"], ["source", isKnown(answer.source) ? shown(answer.source) : null], ["sampled", many(answer.groups.length, "time")], ["evaluated", evaluations.length ? many(evaluations.length, "time") : null]]),
+    facts([["ground truth", isKnown(answer.ground_truth) ? truth(answer.ground_truth) : "–"], ["source", isKnown(answer.source) ? shown(answer.source) : null], ["sampled", many(answer.groups.length, "time")], ["evaluated", evaluations.length ? many(evaluations.length, "time") : null]]),
     groups,
     evaluations.length > 0 && [h("h2", {}, "Evaluations"), evaluations],
   ];
@@ -384,11 +399,18 @@ function evaluationItem(run, item, addressOf, low, high) {
 
 // --- tokens of a step on which engine and learner differ most ---------------------------------------------------------------
 
+// A token with its spaces and line ends as signs, because else nobody sees them.
+function spaced(text) {
+  const parts = String(text ?? "").split(/([ \n\t])/).filter(Boolean);
+  const SIGNS = { " ": "␣", "\n": "↵", "\t": "⇥" };
+  return parts.map((part) => (SIGNS[part] ? h("span", { class: "hint" }, SIGNS[part]) : shown(part)));
+}
+
 export async function tokensPage(run, parts) {
   const step = Number(parts[0]);
   const answer = await ask("tokens", { run, step, limit: 50 });
   const columns = [
-    { title: "token", cell: (row) => h("code", { class: "token-text" }, shown(row.text)) },
+    { title: "token", cell: (row) => h("code", { class: "token-text", title: row.text }, spaced(row.text)) },
     { title: "difference", number: true, cell: (row) => h("b", {}, signed(row.difference, 4)) },
     { title: "engine", number: true, cell: (row) => fixed(row.engine_logprob, 4) },
     { title: "learner", number: true, cell: (row) => fixed(row.learner_logprob, 4) },

@@ -4,7 +4,7 @@ import { change, ofRun } from "./address.js";
 import { COLOURS, chart, svg } from "./charts.js";
 import { ask, askModel, askRuns, isExported } from "./data.js";
 import { card, chip, clock, command, duration, empty, excerpt, facts, h, isKnown, large, link, many, middle, number, segments, select, share, shown, table, tornNotes } from "./dom.js";
-import { crumbs } from "./samples.js";
+import { crumbs, outcomeChip } from "./samples.js";
 
 // --- lanes ------------------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ async function conversationsPage(run, step, query) {
   const columns = [
     { title: "prompt", class: "nowrap", cell: (lane) => link(ofRun(run, ["why", lane.prompt_id]), shown(lane.name)) },
     ...kinds.map((kind) => ({ title: kind, number: true, cell: (lane) => (lane.seconds[kind] ? duration(lane.seconds[kind]) : "–") })),
-    { title: "became", cell: (lane) => shown(lane.outcome) },
+    { title: "became", cell: (lane) => outcomeChip(lane.outcome) },
   ];
   const more = (by) => change({ offset: Math.max(0, offset + by) || null });
   return [
@@ -130,11 +130,17 @@ function momentTable(answer, unix) {
     { title: "does", cell: ([, span]) => (span ? h("span", { class: "pair" }, h("i", { class: "swatch", style: { background: `var(${spanColour(span.kind)})` } }), span.kind) : h("span", { class: "hint" }, "idle")) },
     { title: "since", number: true, cell: ([, span]) => (span ? duration(unix - span.began) : "–") },
     { title: "of", number: true, cell: ([, span]) => (span ? duration(span.ended - span.began) : "–") },
-    { title: "", class: "wide", cell: ([, span]) => (span ? shown(span.text) : "") },
+    { title: "", class: "wide", cell: ([, span, more]) => (span ? [shown(span.text), more ? ` and ${more} more` : ""] : "") },
   ];
+  // What a lane does several times at once, such as the turns of its responses, is a row with the longest of them.
   const rows = answer.lanes.flatMap((lane) => {
-    const spans = lane.spans.filter((span) => span.began <= unix && unix < span.ended).slice(0, 6);
-    return spans.length ? spans.map((span) => [lane, span]) : [[lane, null]];
+    const spans = lane.spans.filter((span) => span.began <= unix && unix < span.ended);
+    const kinds = [...new Set(spans.map((span) => span.kind))];
+    if (!kinds.length) return [[lane, null]];
+    return kinds.map((kind) => {
+      const own = spans.filter((span) => span.kind === kind).sort((left, right) => left.began - right.began);
+      return [lane, own[0], own.length - 1];
+    });
   });
   return table(columns, rows, { label: "at this moment" });
 }
@@ -246,7 +252,7 @@ async function flips(run, rows, query) {
   return card(
     "Flips",
     h("div", { class: "toolbar" }, sets.length > 1 && select("set", sets.map((name) => [name, name]), set, (name) => change({ set: name, before: null, after: null })), select("before", choices, before, (version) => change({ before: version })), select("after", choices, after, (version) => change({ after: version })), segments("kind", [["lost", `right → wrong (${lost.length})`], ["gained", `wrong → right (${gained.length})`]], kind, (name) => change({ flips: name }))),
-    answer.problem ? h("p", { class: "hint" }, answer.problem) : chosen.length ? table(columns, chosen.slice(0, 200), { label: "flips" }) : h("p", { class: "hint" }, "None."),
+    answer.problem ? h("p", { class: "hint" }, answer.problem) : chosen.length ? table(columns, chosen.slice(0, 200), { label: "flips", isStacked: true }) : h("p", { class: "hint" }, "None."),
   );
 }
 
