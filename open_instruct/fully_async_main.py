@@ -14,11 +14,15 @@ from pathlib import Path
 
 if sys.path and Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
     del sys.path[0]  # run as a script, this folder would shadow top-level modules of the same names
-if not (find_spec("open_instruct") and find_spec("ray")):
+if not ((package := find_spec("open_instruct")) and find_spec("ray")):
     print(
         f"{sys.executable} lacks the packages of this project. Do `source .venv/bin/activate`, which", file=sys.stderr
     )
     print("`bash scripts/setup_cpu.sh` or `bash scripts/setup_gpu.sh` has made.", file=sys.stderr)
+    raise SystemExit(2)
+if not Path(package.origin or "").samefile(Path(__file__).with_name("__init__.py")):
+    print(f"{__file__} would run the code of {Path(package.origin or '').parent}, which", file=sys.stderr)
+    print(f"{sys.executable} has installed. Take the environment of this checkout.", file=sys.stderr)
     raise SystemExit(2)
 
 import importlib

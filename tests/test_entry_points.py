@@ -1,6 +1,7 @@
 """Names that users write in YAML files and in modules of their own, wherever their code lies."""
 
 import importlib
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -95,6 +96,27 @@ def test_a_python_without_the_packages_is_told_where_they_are(program: str) -> N
     assert done.returncode == 2
     assert "lacks the packages of this project. Do `source .venv/bin/activate`" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("program", ["grpo_fast.py", "fully_async_main.py"])
+def test_a_script_of_another_checkout_does_not_run_the_code_that_is_installed(tmp_path: Path, program: str) -> None:
+    """Otherwise the driver's options would be those of one checkout, and its actors the code of the other."""
+    package = Path(__file__).parents[1] / "open_instruct"
+    other = tmp_path / "open_instruct"
+    other.mkdir()
+    for name in ("__init__.py", program):
+        shutil.copy(package / name, other)
+    done = subprocess.run(
+        [sys.executable, other / program, "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"{other / program} would run the code of {package}" in done.stderr
+    assert done.stdout == ""
 
 
 def test_mistakes_are_told_before_torch_is_imported() -> None:

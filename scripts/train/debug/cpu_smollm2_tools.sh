@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up, fetches SmolLM2-135M-Instruct (see cpu_smollm2.sh), and trains it to use a calculator for sums of four digits, which it
 # cannot do in its head. Each question stands after one example of a call, which the model imitates now and then before training.
-# What it learns has not been measured yet (docs/measurements/demos.md).
+# What it learns: docs/measurements/demos.md.
 #
 #   bash scripts/train/debug/cpu_smollm2_tools.sh
 #   bash scripts/train/debug/cpu_smollm2_tools.sh --output_dir out/x --seed 3     further options win over those below
@@ -31,14 +31,14 @@ exec "$ROOT/.venv/bin/python" "$ROOT/open_instruct/grpo_fast.py" \
     --pack_length 2048 \
     --num_unique_prompts_rollout 8 \
     --num_samples_per_prompt_rollout 8 \
-    --total_episodes 1920 \
+    --total_episodes 768 \
     --learning_rate 2e-5 \
     --verification_reward 1.0 \
     --beta 0.0 \
     --load_ref_policy False \
     --eval_on_step_0 \
-    --local_eval_every 15 \
-    --checkpoint_state_freq 15 \
+    --local_eval_every 4 \
+    --checkpoint_state_freq 12 \
     --seed 1 \
     --output_dir out/cpu_smollm2_tools \
     "$@"
