@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["GRPO"]
+__all__ = ["GRPO", "GRPOResult", "RunFailed"]
 
 # Torch, vLLM and DeepSpeed make a million objects when they are imported, and all of them stay. While the process starts,
 # Python's garbage collector would scan them again and again, after every 700 new objects.
@@ -19,8 +19,8 @@ if os.path.basename(sys.argv[0]) in ("-m", "default_worker.py"):
 
 def __getattr__(name: str) -> Any:
     """`from open_instruct import GRPO` imports the program then, so that `import open_instruct` stays light."""
-    if name == "GRPO":
-        from open_instruct.python_api import GRPO
+    if name in __all__:
+        from open_instruct import python_api
 
-        return GRPO
+        return getattr(python_api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

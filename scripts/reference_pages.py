@@ -36,7 +36,7 @@ import, to start a run or for a reward, a loss, an environment, a workflow. Ever
 next.
 """
 API: dict[str, tuple[str, tuple[str, ...]]] = {
-    "A run from Python": ("open_instruct.python_api", ("GRPO", "GRPOResult", "RunFailed")),
+    "A run from Python": ("open_instruct", ("GRPO", "GRPOResult", "RunFailed")),
     "Verifiers": ("open_instruct.ground_truth_utils", ("VerifierFunction", "VerificationResult", "NotScored")),
     "Tools and environments": (
         "open_instruct.environments.base",

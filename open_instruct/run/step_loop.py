@@ -94,7 +94,7 @@ def stop_early(run: Run, interruption: Interrupted, clock: "WallClock") -> int:
     if nothing_new := nothing_to_save(run):
         logger.warning("%s: leaving without a new checkpoint, because %s", interruption, nothing_new)
     else:
-        logger.warning("%s: saving a checkpoint, then leaving", interruption)
+        logger.warning("%s: saving a checkpoint, then leaving; the same command goes on from it", interruption)
     if not clock.has_started and run.store.newest() is not None:
         run.log.left(interruption.exit_code)  # the existing summary is that of the checkpoint
         return interruption.exit_code

@@ -49,6 +49,8 @@ def _show(options: argparse.Namespace, runs: Runs) -> int:
     if options.export is not None:
         from open_instruct.watch.export import export
 
+        if (number := len(runs.refresh())) > 1:
+            raise Mistake(f"--export writes the page of one run, and {number} are given. Give the directory of one.")
         return export(runs, options.export)
     from open_instruct.watch.server import serve
 

@@ -162,7 +162,8 @@ def marks(run: Run) -> Iterator[dict[str, Any]]:
             step = event["step"]
         elif kind == "loop":
             step = event["after_step"]
-            yield {"step": step, "kind": "start", "text": f"start {event['start']} goes on after step {step}"}
+            words = f"start {event['start']} goes on after step {step}" if step else f"start {event['start']} begins"
+            yield {"step": step, "kind": "start", "text": words}
         elif kind == "sync":
             yield {
                 "step": event["version"],

@@ -507,7 +507,10 @@ def test_wall_time_before_the_end_of_the_first_step_counts(tmp_path: Path, playe
             {"during": "the batch of step 3", "checkpoint_state_freq": 1},
             "SIGTERM: leaving without a new checkpoint, because the checkpoint of step 2 is written already",
         ),
-        ({"during": "the batch of step 3"}, "SIGTERM: saving a checkpoint, then leaving"),
+        (
+            {"during": "the batch of step 3"},
+            "SIGTERM: saving a checkpoint, then leaving; the same command goes on from it",
+        ),
     ],
     ids=["at the start", "step 1", "written already", "step 3"],
 )

@@ -119,7 +119,9 @@ def test_option_that_cannot_be_is_one_sentence_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, absent = str(shared_record().directory), tmp_path / "absent"
+    second = str(copy_of(shared_record(), tmp_path / "second"))
     for words, sentence in (
+        ([run, second, "--export", str(tmp_path / "x.html")], "--export writes the page of one run, and 2 are given."),
         ([run, "--port", "99999"], "--port 99999: a port is a number from 1 to 65535."),
         (
             [run, str(absent), "--json", "runs"],
