@@ -101,14 +101,18 @@ def _runs(entries: Sequence[dict[str, Any]], is_short: bool) -> "Table":
     table = _table("run", "state", "step", "reward", "evaluations", is_short=is_short)
     for entry in entries:
         of = "" if entry["num_steps"] is None else f"/{entry['num_steps']}"
-        shares = [
-            f"{name} {'not measured' if own['share'] is None else format(own['share'], '.0%')} (step {own['version']})"
-            for name, own in entry["evaluations"].items()
-        ]
+        results = [f"{name} {_result(own)} (step {own['version']})" for name, own in entry["evaluations"].items()]
         step = "-" if entry["step"] is None else f"{entry['step']}{of}"
-        cells = (entry["name"], entry["state"], step, _number(entry["reward"]), ", ".join(shares))
+        cells = (entry["name"], entry["state"], step, _number(entry["reward"]), ", ".join(results))
         table.add_row(*(plain(cell) for cell in cells))
     return table
+
+
+def _result(evaluation: dict[str, Any]) -> str:
+    """The share of right answers, or the mean reward where only reward functions score."""
+    if evaluation["share"] is not None:
+        return format(evaluation["share"], ".0%")
+    return "not known" if evaluation["reward"] is None else f"reward {evaluation['reward']:.3g}"
 
 
 def _curves(curves: dict[str, Any], width: int, most: int | None, is_short: bool) -> "Table":

@@ -54,9 +54,15 @@ def _evaluations(run: Run, torn: TornFiles) -> dict[str, dict[str, Any]]:
     for file in reversed(run.record.evaluations() if run.has_record else []):
         if file.set not in newest:
             version, name = file.version, file.set
-            entry = torn.read(lambda v=version, n=name: {"version": v, "share": share_right(run, v, n)}, None)
+            entry = torn.read(lambda v=version, n=name: _evaluation(run, v, n), None)
             newest |= {} if entry is None else {name: entry}
     return dict(sorted(newest.items(), key=lambda pair: (pair[1]["version"], pair[0])))
+
+
+def _evaluation(run: Run, version: int, set_name: str) -> dict[str, Any]:
+    rewards = [row["reward"] for row in ends(rows_of(table_of_evaluation(run, version, set_name)))]
+    reward = sum(rewards) / len(rewards) if rewards and None not in rewards else None
+    return {"version": version, "share": share_right(run, version, set_name), "reward": reward}
 
 
 def share_right(run: Run, version: int, set_name: str) -> float | None:

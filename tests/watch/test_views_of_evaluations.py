@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from made_records import SETS, shared_record, tokenizer
+from rich.console import Console
 
 from open_instruct.rollouts.evaluation_metrics import pass_at_k_metrics
 from open_instruct.watch.runs import Runs
+from open_instruct.watch.terminal import frame
 from open_instruct.watch.views import answer
 from open_instruct.watch.views_evaluation import pass_at_k
 
@@ -52,7 +54,8 @@ def test_share_is_the_one_of_the_runs_and_of_the_metrics(runs: Runs) -> None:
     (run,) = answer(runs, "runs", {})
     curves = answer(runs, "curves", {})
     for name in SETS:
-        assert run["evaluations"][name] == {"version": 5, "share": 0.5}
+        rewards = [row["reward"] for rows in items(5, name).values() for row in rows]
+        assert run["evaluations"][name] == {"version": 5, "share": 0.5, "reward": pytest.approx(np.mean(rewards))}
         values = dict(zip(curves["step"], curves["values"][f"eval/{name}/pass_at_1"], strict=True))
         assert (values[0], values[5]) == (0.375, 0.5)
 
@@ -104,6 +107,12 @@ def test_evaluation_by_reward_functions_alone_has_no_share(tmp_path: Path) -> No
     assert {(entry["share"], entry["standard_error"]) for entry in answer(runs, "evaluations", {})["table"]} == {
         (None, None)
     }
-    assert answer(runs, "runs", {})[0]["evaluations"]["plus"]["share"] is None
+    newest = answer(runs, "runs", {})[0]["evaluations"]["plus"]
+    rewards = [row["reward"] for rows in items(5, "plus").values() for row in rows]
+    assert newest == {"version": 5, "share": None, "reward": pytest.approx(np.mean(rewards))}
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(frame(runs, 200))
+    assert f"plus reward {np.mean(rewards):.3g} (step 5)" in capture.get()
     with pytest.raises(Mistake, match="only reward functions score plus"):
         answer(runs, "flips", {"set": "plus", "version": "0", "other": "5"})

@@ -39,7 +39,9 @@ export async function runsPage() {
   return [h("div", { class: "title-row" }, h("h1", {}, "Runs"), compare), tornNotes(...runs), h("p", { class: "lead" }, "Two to eight that are ticked can be laid over each other."), table(columns, runs, { label: "runs" })];
 }
 
-const evaluationsOf = (row) => h("span", {}, Object.entries(row.evaluations || {}).map(([set, result]) => h("span", { class: "pair" }, shown(set), " ", h("b", {}, share(result.share)), h("span", { class: "hint" }, ` v${result.version}`))));
+const evaluationsOf = (row) => h("span", {}, Object.entries(row.evaluations || {}).map(([set, result]) => h("span", { class: "pair" }, shown(set), " ", h("b", {}, resultOf(result)), h("span", { class: "hint" }, ` v${result.version}`))));
+// Where only reward functions score, nothing is right or wrong.
+const resultOf = (result) => (isKnown(result.share) || !isKnown(result.reward) ? share(result.share) : `reward ${number(result.reward)}`);
 
 export const shortModel = (model) => String(model ?? "–").split("/").filter(Boolean).slice(-2).join("/");
 
@@ -91,7 +93,7 @@ export async function curvesPage(run, _, query) {
     ["model", shown(shortModel(about.model))],
     ["step", `${number(about.step)}${isKnown(about.num_steps) ? ` of ${number(about.num_steps)}` : ""}`],
     ["reward", number(about.reward)],
-    ...Object.entries(about.evaluations || {}).map(([set, result]) => [shown(set), share(result.share)]),
+    ...Object.entries(about.evaluations || {}).map(([set, result]) => [shown(set), resultOf(result)]),
     ["last written", clock([...curves.unix].reverse().find(isKnown), true)],
   ]);
   const end = about.end && h("p", { class: "notice" }, shown(about.end));
