@@ -66,7 +66,6 @@ def test_learners_allocate_with_jemalloc(ray_session: Any, system: Any) -> None:
     assert all("libjemalloc" in mapped for mapped in ray_session.get(asked, timeout=TIMEOUT_S))
 
 
-@pytest.mark.extended
 def test_the_documents_loop_trains(ray_session: Any, system: Any) -> None:
     ray, args, actor_model, rollout_manager = ray_session, system.args, system.actor_model, system.rollout_manager
 
