@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 from decimal import Decimal
 from fractions import Fraction
 
+from open_instruct.verifiers.math_units import one_spelling
+
 
 def extract_answer(text: str) -> str | None:
     """Content of the last complete `<answer>...</answer>`, stripped; None if there is none.
@@ -111,11 +113,17 @@ def math_value(latex: str) -> tuple[Fraction | str, str]:
     match = _UNIT.fullmatch(text)
     unit = _unit(match) if match else None
     number = _exactly(_compact(match[1])) if match and unit is not None else None
+    money = "$" if has_dollars(latex) else ""
     if number is not None:
-        return number, unit or ""
+        return number, unit or money
     text = _compact(text)
     number = _exactly(text)
-    return (text if number is None else number), ""
+    return (text, "") if number is None else (number, money)
+
+
+def has_dollars(latex: str) -> bool:
+    """Whether a text has a sign of dollars. Two dollar signs are the ends of a formula."""
+    return "\\$" in latex or latex.count("$") == 1
 
 
 def _with_unit(text: str) -> str:
@@ -124,11 +132,6 @@ def _with_unit(text: str) -> str:
     if match is None or not _PLAIN_UNITS.issuperset(re.split("[ /]", match[2].casefold())):
         return text
     return f"{match[1]} \\text{{{match[2]}}}{match[3] or ''}"
-
-
-def units_agree(unit: str, other: str) -> bool:
-    """Whether two numbers with these units may be equal. One may have none, but 3 is not 3%."""
-    return unit == other or ("" in (unit, other) and "%" not in (unit, other))
 
 
 def without_full_stop(text: str) -> str:
@@ -188,7 +191,11 @@ def _unit(match: re.Match[str]) -> str | None:
         return ""
     if not all(map(_is_unit_word, words)):
         return None
-    unit = " ".join(word.rstrip(".").replace("²", "^2").replace("³", "^3") for word in words).casefold()
+    spellings = [one_spelling(word.rstrip(".").replace("²", "^2").replace("³", "^3")) for word in words]
+    signs = (
+        ["/" if "/" in gap else " " for gap in re.findall("[ /·-]+", text.strip().replace(" ^", "^"))] if text else []
+    )
+    unit = "".join(sign + word for sign, word in zip(["", *signs], spellings, strict=True))
     return f"{unit}^{power}" if power else unit
 
 
@@ -204,7 +211,7 @@ def _exactly(text: str) -> Fraction | None:
         sign, top, bottom, plain_top, plain_bottom = fraction.groups()
         denominator = int(bottom or plain_bottom)
         return int(f"{sign}1") * Fraction(int(top or plain_top), denominator) if denominator else None
-    if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", text):
+    if re.fullmatch(r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]*)?", text):
         text = text.replace(",", "")
     if _PLAIN_NUMBER.fullmatch(text) or POWER_OF_TEN.fullmatch(text):
         return Fraction(Decimal(text))
@@ -217,7 +224,7 @@ _MINUS = "-\N{MINUS SIGN}\N{EN DASH}\N{NON-BREAKING HYPHEN}\N{FULLWIDTH HYPHEN-M
 _CURRENCY = r"(?:\\?\$|[€£¥₹])?"
 _GAP = " \N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
 _DIGITS = (
-    r"(?:[0-9]{1,3}(?:(?:\\,|(?:,|\{,\})(?:\\! ?)?)[0-9]{3})+(?![0-9])"
+    r"(?:[1-9][0-9]{0,2}(?:(?:\\,|(?:,|\{,\})(?:\\! ?)?)[0-9]{3})+(?![0-9])"
     rf"|(?<![0-9.,])(?<![0-9][{_GAP}])[1-9][0-9]{{0,2}}(?:[{_GAP}][0-9]{{3}})+(?![0-9])"
     r"|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 )
@@ -279,8 +286,8 @@ def _value(digits: str, exponent: str | None, denominator: str | None, *, is_neg
 # --- words -------------------------------------------------------------------------------------------------------------
 
 _MINUS_SIGNS = {ord(sign): "-" for sign in _MINUS}
-GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
-"""A whole number whose thousands are separated by commas."""
+GROUPED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
+"""A whole number whose thousands are separated by commas. None begins with 0: `0,123` is a decimal number or a list."""
 _SEPARATOR = re.compile(r"(?<![0-9])[,;:]|[,;:](?![0-9])")
 _QUOTES = "\"'`\u2018\u2019\u201c\u201d"
 _FENCE = re.compile(r"\A```(?:json)?\s+(.*?)\s*```\Z", re.DOTALL)

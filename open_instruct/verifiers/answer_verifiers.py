@@ -12,12 +12,12 @@ from open_instruct.verifiers.answer_reading import (
     last_number,
     math_value,
     normalize_answer,
-    units_agree,
 )
 from open_instruct.verifiers.base import VerificationResult, VerifierFunction
 from open_instruct.verifiers.labels import numbers_of, single_label
 from open_instruct.verifiers.math_answers import answer_of_label, final_answer, math_answer, whole_answer
 from open_instruct.verifiers.math_forms import choice_of
+from open_instruct.verifiers.math_units import units_agree
 from open_instruct.verifiers.thoughts import answer_part, why_no_answer
 
 PLAIN_DIGITS = 18
@@ -139,7 +139,7 @@ class MathVerifier(VerifierFunction):
             return VerificationResult(0.0, reasoning=why_no_answer(text, "answer found"), answer="")
         value, unit_of_answer = math_value(answer)
         if value == target_value:
-            return VerificationResult(float(units_agree(unit, unit_of_answer)), answer=answer)
+            return VerificationResult(float(units_agree(unit_of_answer, unit)), answer=answer)
         is_right = math_equivalence.are_equal(answer, target) or _is_same_choice(answer, target)
         return VerificationResult(float(is_right), answer=answer)
 

@@ -118,19 +118,26 @@ def _closing(text: str, begin: int) -> int | None:
 
 def _stated_in_text(text: str, *, with_sentences: bool) -> list[re.Match[str]]:
     """The statements of a score outside quotations and objects: lines that begin with `Score:`, and keys in quotation marks.
-    Without these, the sentences that contain a score, if they are wanted."""
+    Beside such a line's score any other on the line counts too: `Score: 7 (not Score: 3)` has two. Without these, the sentences
+    that contain a score, if they are wanted."""
     braces = list(_BRACE.finditer(text))
     begins = [brace.start() for brace in braces]
     depths = [0, *accumulate(1 if brace[0] == "{" else -1 for brace in braces)]
     prose = _without_quotations(text)
+
+    def depth(match: re.Match[str]) -> int:
+        return depths[bisect_left(begins, match.start())]
 
     def is_verdict(match: re.Match[str]) -> bool:
         line = prose[prose.rfind("\n", 0, match.start()) + 1 : match.start()]
         return bool(match["quote"] or _BEGINS_LINE(line))
 
     max_depth = 1 if with_sentences else 0  # an object that cannot be read is read as a text
-    matches = [match for match in _STATED.finditer(prose) if depths[bisect_left(begins, match.start())] <= max_depth]
-    return [match for match in matches if is_verdict(match)] or (matches if with_sentences else [])
+    matches = [match for match in _STATED.finditer(prose) if depth(match) <= max_depth]
+    verdicts = [match for match in matches if is_verdict(match)]
+    lines = {prose.count("\n", 0, match.start()) for match in verdicts}
+    beside = [match for match in matches if depth(match) == 0 and prose.count("\n", 0, match.start()) in lines]
+    return verdicts + beside or (matches if with_sentences else [])
 
 
 def _without_quotations(text: str) -> str:

@@ -20,8 +20,8 @@ from fractions import Fraction
 
 from open_instruct.verifiers import math_values
 from open_instruct.verifiers.answer_reading import (
+    has_dollars,
     math_value,
-    units_agree,
     without_font,
     without_full_stop,
     without_spacing,
@@ -50,7 +50,8 @@ from open_instruct.verifiers.math_parts import (
 )
 from open_instruct.verifiers.math_signs import in_latex
 from open_instruct.verifiers.math_syntax import read_expression
-from open_instruct.verifiers.math_tokens import Unreadable
+from open_instruct.verifiers.math_tokens import Unreadable, has_call, names_in
+from open_instruct.verifiers.math_units import units_agree
 
 LONGEST = 300
 """Longest expression, in characters, that is compared."""
@@ -65,7 +66,7 @@ _DEGREES = re.compile(r"\^\{?\\circ\}?|\\degree|°")
 _DOLLARS = re.compile(r"\\?,?\\?\$")
 _ANGLE = re.compile(r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 """A trigonometric function, in which degrees are not left out."""
-_UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\,) *(?=[0-9]{3}(?![0-9]))")
+_UNMISTAKABLE_THOUSANDS = re.compile(r"(?<=[0-9])(?<!(?<![0-9])0)(?:\{,\}|,\\!|\\,) *(?=[0-9]{3}(?![0-9]))")
 """Separators of thousands that are never anything else. A plain comma may also separate elements of a list."""
 _FACTORIAL_EQUALS = re.compile(r"\A([^A-Za-z=]*[0-9]!)=")
 """`5!=120`; `x!=3` means something else."""
@@ -90,7 +91,7 @@ def are_equal(answer: str, label: str) -> bool:
     if are_same_words(answer, label):
         return True
     left, right = _plain(answer), _plain(label)
-    if left is None or right is None:
+    if left is None or right is None or not (_is_money(answer, right) and _is_money(label, left)):
         return False
     token = _end.set(time.thread_time() + PATIENCE_IN_ALL_S)
     try:
@@ -160,23 +161,46 @@ def _equal(answer: str, label: str) -> bool:
 
 def _same_lists(parts: Parts, other_parts: Parts) -> bool:
     """Whether two lists are the same. Their order counts, unless one offers alternatives (`1 \\text{ or } 2`, `\\pm 1`) or each
-    element names another variable (`x = 1, y = 2`). A set has no order, and may offer the alternatives."""
+    element names another variable (`x = 1, y = 2`), or all the same one (`x = 1, x = 2`). A set has no order, and may offer the
+    alternatives. Alternatives are a list only if all of them are values: `x > 1, x < 5` is not `x > 1 \\text{ or } x < 5`."""
     if parts is None or other_parts is None:
         return False
     kinds = {parts[0], other_parts[0]}
-    if ANY_ORDER in kinds and kinds <= {ANY_ORDER, "list", "{}"}:
+    are_values = _are_values(parts[1]) and _are_values(other_parts[1])
+    if kinds == {ANY_ORDER} or (are_values and ANY_ORDER in kinds and kinds <= {ANY_ORDER, "list", "{}"}):
         return _same_parts((ANY_ORDER, parts[1]), (ANY_ORDER, other_parts[1]))
     if kinds == {"list"}:
+        if all(len(set(map(_name, group))) == 1 and _name(group[0]) for group in (parts[1], other_parts[1])):
+            return _same_parts((ANY_ORDER, parts[1]), (ANY_ORDER, other_parts[1]))
         names, other_names = _names(parts[1]), _names(other_parts[1])
         if names and other_names and sorted(names) == sorted(other_names):
             other_parts = "list", [other_parts[1][other_names.index(name)] for name in names]
     return _same_parts(parts, other_parts)
 
 
+def _are_values(elements: list[str]) -> bool:
+    """Whether a list holds values (`1`, `2a`, `(1, 2)`), all under one name or none, and no conditions, letters or words."""
+    values = [value for element in elements for value in alternatives(element)]
+    chains = [sides_of_equation(value) for value in values]
+    return len(set(map(_name, values))) == 1 and all(chain is not None and _is_value(chain[-1]) for chain in chains)
+
+
+def _is_value(text: str) -> bool:
+    inner = bracketed(text)
+    if inner:
+        return all(map(_is_value, inner[1]))
+    return (len(text) > 1 and _is_readable(_without_unit(text)[0])) or _is_number(text) or bool(matrix(text))
+
+
+def _name(equation: str) -> str | None:
+    """The name of the value in `x = 1`; None if there is none."""
+    sides = sides_of_equation(equation) or [""]
+    return name_of(sides[0]) if len(sides) > 1 else None
+
+
 def _names(equations: list[str]) -> list[str]:
     """The names of the values in a list such as `x = 1, y = 2`. Empty if there are others than named values, or two of a name."""
-    sides = [sides_of_equation(equation) or [""] for equation in equations]
-    names = [name_of(chain[0]) if len(chain) > 1 else None for chain in sides]
+    names = list(map(_name, equations))
     return [name for name in names if name] if None not in names and len(set(names)) == len(names) else []
 
 
@@ -225,10 +249,10 @@ def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
     for sides in (before, before_in_label):
         if not all(map(may_stand_before_equals, sides)) or any(map(begins_a_statement, sides[1:])):
             return False
+    if any(_contradicts(side, value) for side in before):
+        return False
     if not before_in_label:
-        if is_multiple_of_a_variable(before[0]) or not _equal(value, target):
-            return False
-        return has_variable(before[0]) or not _is_readable(before[0]) or _equal(before[0], value)
+        return not (is_multiple_of_a_variable(before[0]) or _asks_for_solution(before[0])) and _equal(value, target)
     name_in_label = name_of(before_in_label[0])
     name = name_of(before[0]) if before else name_in_label
     if name and name_in_label and may_be_same(name, name_in_label) and _equal(value, target):
@@ -237,6 +261,26 @@ def _equal_with_equations(answer: list[str], label: list[str]) -> bool:
         return len(answer) == len(label) == 2 and _same_equation(*answer, *label)
     except TookTooLong:
         return False
+
+
+def _asks_for_solution(side: str) -> bool:
+    """Whether `side = 5` is an equation with another solution than 5, because the side is an expression of one variable: `x+1`,
+    `\\ln x`, `|x|`. A factorial is none: `n! = 6` is the value of n!."""
+    if name_of(side) and not re.fullmatch(r"\| *[a-z] *\|", side):
+        return False
+    try:
+        node = read_expression(side)
+    except Unreadable:
+        return False
+    return len(names_in(node)) == 1 and node.operation not in ("name", "call", "factorial") and not has_call(node)
+
+
+def _contradicts(side: str, value: str) -> bool:
+    """Whether a side of a chain of equals signs is another value than the last one: 6 of `x = 6 = 5`, 6 cm of `6 cm = 5 cm`."""
+    (number, unit), (last, last_unit) = math_value(side), math_value(value)
+    if isinstance(number, Fraction) and isinstance(last, Fraction):
+        return number != last and unit == last_unit
+    return not has_variable(side + value) and _is_readable(side) and not _equal(side, value)
 
 
 def _same_value(left: str, right: str) -> bool:
@@ -279,6 +323,12 @@ def _without_unit(text: str) -> tuple[str, str]:
         return text, ""
     number, unit = math_value("1" + text[len(match[1]) :])
     return (match[1].strip(), unit) if number == 1 and unit else (text, "")
+
+
+def _is_money(text: str, other: str) -> bool:
+    """Whether another text may be an amount of money if this one has a sign of dollars."""
+    unit = math_value(other)[1] or _without_unit(other)[1]
+    return not has_dollars(text) or not unit or units_agree("$", unit)
 
 
 def _is_number(text: str) -> bool:

@@ -36,10 +36,13 @@ _AND = re.compile(r"(?:,\s*)?" + _WORD.format(word="and"))
 
 
 def with_signs(latex: str) -> str:
-    """LaTeX with one sign for each kind of relation, `\\pm` and the empty set, and for `and` and `or` between parts."""
+    """LaTeX with one sign for each kind of relation, `\\pm` and the empty set, and for `and` and `or` between parts. `and` is a
+    comma, except beside `or`: `A and B or C` is not `A or B or C`."""
     for sign, commands in _SIGNS:
         latex = commands.sub(lambda _, sign=sign: sign, latex)
-    return _AND.sub(", ", _OR.sub(ANY_ORDER, latex))
+    latex = _OR.sub(ANY_ORDER, latex)
+    is_mixed = ANY_ORDER in latex and not any(sign in latex for sign in "=<>≤≥≠")
+    return _AND.sub("∧ " if is_mixed else ", ", latex)
 
 
 def relation(text: str) -> tuple[str, list[str]] | None:

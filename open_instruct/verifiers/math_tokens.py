@@ -88,6 +88,11 @@ def names_in(node: Node) -> set[str]:
     return inner | {str(node.value)} if node.operation == "name" else inner
 
 
+def has_call(node: Node) -> bool:
+    """Whether an expression holds a function of unknown meaning."""
+    return node.operation == "call" or any(map(has_call, node.arguments))
+
+
 def tokens_of(latex: str) -> list[str]:
     tokens, position = [], 0
     while position < len(latex):
