@@ -37,6 +37,12 @@ _BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])(?![ \t]*\{)[ \t]*([^\n$]{1
 def boxed_answer(text: str) -> str | None:
     """Content of the last complete `\\boxed{…}` or `\\fbox{…}`, with braces inside it. Without such a box, the text after a box
     without braces (`$\\boxed 3$`), up to the end of its formula or line; else None."""
+    span = boxed_span(text)
+    return text[span[0] : span[1]].strip() if span[0] >= 0 else _bare_box(text)
+
+
+def boxed_span(text: str) -> tuple[int, int]:
+    """Where the content of the last complete box with braces begins and ends; (-1, 0) if there is none."""
     span = (-1, 0)
     open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether the brace belongs to a box
     for match in _BOX_OR_BRACE.finditer(text):
@@ -45,7 +51,7 @@ def boxed_answer(text: str) -> str | None:
         elif open_braces:
             begin, is_box = open_braces.pop()
             span = max(span, (begin, match.start())) if is_box else span
-    return text[span[0] : span[1]].strip() if span[0] >= 0 else _bare_box(text)
+    return span
 
 
 def _bare_box(text: str) -> str | None:

@@ -6,7 +6,7 @@ characters, or takes time linear in the length of the text.
 
 import re
 
-from open_instruct.verifiers.answer_reading import boxed_answer, extract_answer, without_full_stop
+from open_instruct.verifiers.answer_reading import boxed_answer, boxed_span, extract_answer, without_full_stop
 
 LONGEST_WHOLE = 100
 """Longest response, in characters, that may be an answer as a whole."""
@@ -39,7 +39,9 @@ _STATED_IN_LABEL = re.compile(r"\banswer(?: is\b|(?:\*\*)?:)", re.IGNORECASE)
 _END_OF_STATEMENT = re.compile(r"\n|I hope it is correct", re.IGNORECASE)
 _NOT = r"(?:not|nor|neither|never|cannot|[a-z]+n['\u2019]t)"
 _OFFERS_MORE = re.compile(rf"\b(?:or|either|perhaps|maybe|unless|but|no|wrong|{_NOT})\b|[0-9$\\]", re.IGNORECASE)
-_UNLESS = re.compile(rf"\b(?:{_NOT}|perhaps|maybe|possibly|if|whether|unless|no|wrong|doubt)\b", re.IGNORECASE)
+_UNLESS = re.compile(
+    rf"\b(?:{_NOT}|perhaps|maybe|possibly|if|whether|unless|no|wrong|incorrect|false|untrue|doubt)\b", re.IGNORECASE
+)
 """Denies or doubts the statement behind it."""
 _REASON = re.compile(r"[,;]?\s*(?:because|since|as(?! well\b))\b", re.IGNORECASE)
 _SECOND = re.compile(r"\b(?:or|but|perhaps|maybe|unless)\b[^$\\0-9]*[$\\0-9]", re.IGNORECASE)
@@ -61,7 +63,7 @@ def math_answer(text: str) -> str | None:
     if answer is not None and not _box_begins.search(text, text.rfind("</answer>")):
         return _whole_of_tags(answer) or math_answer(answer)
     if (answer := boxed_answer(text)) is not None or _box_begins.search(text):
-        return answer
+        return None if answer is None else _with_surroundings(text, answer)
     if (answer := final_answer(text)) is not None:
         return answer
     end = _last_part(text)
@@ -74,6 +76,34 @@ def math_answer(text: str) -> str | None:
         return _stated_answer(end) or whole_answer(text)
     formula = _last_that_is_no_reason(end, formulas)
     return None if _is_hedged(end, formula) else _body(formula)
+
+
+_BEFORE_BOX = re.compile(
+    r"(?:(?P<minus>(?<![\w)}\]])-|[$(=] *- *)|(?:[+*/^_]|\\(?:frac|sqrt|cdot|times|div|neq?|not|pm)\{?) *"
+    rf"|\b{_NOT} +(?:\$+|\\[(\[])? *)(?:\\(?:boxed|fbox)[ \t\n]*)\{{\Z",
+    re.IGNORECASE,
+)
+"""A sign or a denial right before a box."""
+_BEHIND_BOX = re.compile(
+    r"(?P<percent>[$ ]*(?:\\[)\]])? *(?:\\?%|\\text\{ *percent *\}|percent\b))|(?: *[+*/^_!]|\\(?:cdot|times|div|pm|pi|sqrt|frac)\b)"
+    r"|(?:[^\n]*\n?){0,3}?[^\n]*\b(?:wait|no|actually|scratch that|(?:is|was) (?:wrong|incorrect|false|not))\b[^\n]{0,200}[0-9$\\]",
+    re.IGNORECASE,
+)
+"""A sign right behind a box, or a sentence that takes the box back for something else."""
+
+
+def _with_surroundings(text: str, answer: str) -> str | None:
+    """The answer in the last box with a minus or a sign of percent outside of it; None if other signs make it a part of something
+    (`\\boxed{42}^2`), or words deny it (`not \\boxed{42}`, `\\boxed{42}. Wait, it is $43$.`)."""
+    begin, end = boxed_span(text)
+    if begin < 0:
+        return answer
+    before, behind = _BEFORE_BOX.search(text[max(begin - 60, 0) : begin]), _BEHIND_BOX.match(text[end + 1 : end + 601])
+    if before and (before["minus"] is None or not answer.replace(".", "").isdecimal()):
+        return None
+    if behind and behind["percent"] is None:
+        return None
+    return ("-" if before else "") + answer + ("\\%" if behind else "")
 
 
 def _last_that_is_no_reason(text: str, formulas: list[re.Match[str]]) -> re.Match[str]:
@@ -216,11 +246,19 @@ def _is_remark(text: str) -> bool:
     return _REMARK.match(text) is not None and not _OFFERS_MORE.search(text)
 
 
+_MARKED = re.compile(r"\A(?:([`\"])([^`\"]+?)[.!]?\1|\**([^*]+?)[.!]?\*{1,2})[.!]?\Z")
+"""`**42**.`, `*42*`, `"42".`, or the same in code."""
+
+
 def _first_sentence(line: str) -> str:
     """A line as an answer. A further sentence after a number or a formula is left out if it is only a remark."""
+    line = _MARKED.sub(r"\2\3", line)
     match = re.match(r"(.{0,400}?[0-9)}\]])[.!] +(.*)", line)
     if match and not _OFFERS_MORE.search(match[2]):
         line = match[1]
+    number = re.match(r"[-+]?[0-9](?:[0-9.,/]*[0-9])?(?=,? (?:because|since|as|which)\b)", line)
+    if number and _is_remark(line[number.end() :].lstrip(" ,")):
+        line = number[0]
     return without_full_stop(line[: LONGEST_ANSWER + 1]).strip("$")
 
 
@@ -240,6 +278,7 @@ _DENIED = re.compile(
     rf"|\b{_NOT}\s+(?:think|believe|say|claim|sure|certain|true|right|correct|the case)\b"
     rf"|\b(?:or|either){_UP_TO_IT}|\bor\s+\\?\$(?:(?!\b{_VERB}\b)[^.]){{0,80}}\Z"
     r"|\bor\s+(?:else\s+)?(?:(?:the|my|our) answer|it|that|this)\s+(?:is|equals|(?:may|might|could) be)\s*\Z"
+    r"|\b(?:wrong|false|incorrect|untrue|impossible|unlikely|doubtful) (?:that\b|to\b|[a-z]+ (?:is|was|would be)\s*\Z)"
     r"|\b(?:perhaps|maybe|possibly)\b|\b(?:may|might|could) (?:also )?be\s*\Z",
     re.IGNORECASE,
 )
@@ -261,6 +300,8 @@ def _is_hedged(text: str, formula: re.Match[str]) -> bool:
         before, behind = before.rstrip(), behind.lstrip() if behind.lstrip()[:1].islower() else behind
     start = max(before.rfind(end) for end in (". ", "\n", "? ", "! "))
     sentence_before = "" if before.endswith((".", "?", "!")) else before[start + 1 :]
+    if re.match(r"\s*\?(?!\s*yes\b)", behind, re.IGNORECASE):
+        return True
     sentence_behind = re.split(r"[.?!](?:\s|$)|\n", behind, maxsplit=1)[0]
     clause = sentence_before[max((match.end() for match in _FOLLOWS.finditer(sentence_before)), default=0) :]
     return _DENIED.search(clause) is not None or _DENIED_BEHIND.match(sentence_behind) is not None

@@ -20,6 +20,7 @@ _REALS = re.compile(
     re.IGNORECASE,
 )
 _DOTS = re.compile(r"\\(?:ldots|cdots|dotsc)(?![A-Za-z])|\u2026")
+_MODULUS = re.compile(r"\\pmod *([0-9])(?![0-9])")
 _FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|bf) ?\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'-]*|[0-9]+|[.,;]")
 _NATURAL = re.compile(r"[A-Z]?[a-z]+|YES|NO|TRUE|FALSE")
@@ -37,7 +38,8 @@ _SECOND_CHOICE = re.compile(r"\b(?:and|or)\b|\([A-J]\)|\A[,;=+*^/<>_']|\A-(?![0-
 
 def as_latex(text: str) -> str:
     """An answer without the forms that LaTeX reads differently: `2\\frac{3}{4}` for `2 3/4`, `\\{1, 2\\}` for `{1, 2}`."""
-    text = _DOTS.sub(r"\\dots ", text.strip())
+    text = _DOTS.sub(r"\\dots ", text.strip()).replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    text = _MODULUS.sub(r"\\pmod{\1}", text)
     if _REALS.fullmatch(text):
         return r"(-\infty,\infty)"
     if (mixed := _MIXED.fullmatch(text)) and 0 < int(mixed[2]) < int(mixed[3]):

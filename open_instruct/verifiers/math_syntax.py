@@ -236,8 +236,8 @@ class _Reader(_Cursor):
         if token in FRACTIONS:
             return self.read_fraction()
         if token in BINOMIALS:
-            self.take()
-            return Node("binomial", (self.read_argument(), self.read_argument()))
+            fraction = self.read_fraction()  # it has two arguments too
+            return Node("binomial", fraction.arguments)
         if token == r"\sqrt":
             return self.read_root()
         if name in FUNCTIONS or token == r"\operatorname":

@@ -13,31 +13,41 @@ _SYMBOLS = re.findall(
 _SYMBOLS_OF_SI = frozenset(prefix + symbol for prefix in _PREFIXES for symbol in _SYMBOLS)
 """Of these the case counts: a megawatt is no milliwatt."""
 _OTHER_SYMBOLS = (
-    "ft yd mi lb lbs oz pt qt gal min mins sec secs hr hrs mph kph kmh fps rpm in h d yr yrs deg psi atm amu au btu bps usd us "
+    "ft yd mi lb lbs oz pt qt gal min mins sec secs hr hrs mph kph kmh fps rpm in h d yr yrs deg psi atm "
+    "amu au btu bps usd us "
     "eur gbp kcal kwh mmhg am pm a.m p.m"
 )
 _NAMES = (
-    "meter metre gram second ampere amp kelvin volt watt joule newton pascal hertz farad coulomb henry tesla siemens weber lumen lux "
+    "meter metre gram second ampere amp kelvin volt watt joule newton pascal hertz farad coulomb henry "
+    "tesla siemens weber lumen lux "
     "becquerel gray sievert mole candela electronvolt byte bit liter litre bar calorie tonne ton radian steradian ohm parsec"
 )
 _LONG_PREFIXES = ("", "kilo", "mega", "giga", "tera", "milli", "micro", "nano", "pico", "centi", "deci", "hecto")
 _OTHER_NAMES = (
-    "inch inches foot feet yard mile pound ounce gallon quart pint cup tablespoon teaspoon acre hectare minute hour day week month "
+    "inch inches foot feet yard mile pound ounce gallon quart pint cup tablespoon teaspoon acre hectare "
+    "minute hour day week month "
     "year decade century centuries dollar cent euro rupee yen peso franc penny pennies nickel dime coin bill "
     "degree celsius fahrenheit unit square cubic per knot horsepower "
 )
 _THINGS = (
-    "person people student pupil child children boy girl man men woman women adult kid player team teacher worker member friend "
-    "family families apple orange banana pear peach lemon mango cherry cherries berry berries strawberry strawberries cookie cake "
+    "person people student pupil child children boy girl man men woman women adult kid player team "
+    "teacher worker member friend "
+    "family families apple orange banana pear peach lemon mango cherry cherries berry berries strawberry "
+    "strawberries cookie cake "
     "pie pizza slice piece egg candy candies chocolate sandwich sandwiches sweet cupcake muffin donut potato potatoes tomato "
-    "tomatoes vegetable fruit flower rose plant tree leaf leaves seed cow horse pig sheep goat chicken duck hen dog cat fish bird "
-    "rabbit mouse mice bee animal book page word letter chapter pencil pen crayon marker eraser notebook paper card stamp sticker "
+    "tomatoes vegetable fruit flower rose plant tree leaf leaves seed cow horse pig sheep goat chicken "
+    "duck hen dog cat fish bird "
+    "rabbit mouse mice bee animal book page word letter chapter pencil pen crayon marker eraser notebook "
+    "paper card stamp sticker "
     "marble ball balloon toy doll game puzzle box boxes bag basket bottle can jar container carton pack bus buses car truck "
-    "bike bicycle train plane boat ship wheel ticket seat chair table desk room house door window floor shirt sock shoe hat dress "
-    "dresses point way time step move turn trip lap race round goal vote question problem answer solution digit number integer "
+    "bike bicycle train plane boat ship wheel ticket seat chair table desk room house door window floor "
+    "shirt sock shoe hat dress "
+    "dresses point way time step move turn trip lap race round goal vote question problem answer "
+    "solution digit number integer "
     "prime divisor factor term element subset set function root arrangement permutation combination path route triangle "
     "rectangle circle edge side vertex vertices face line angle diagonal region cube tile block brick stone bead shell song "
-    "video photo picture message call email visitor guest customer employee passenger vehicle machine robot job task class classes "
+    "video photo picture message call email visitor guest customer employee passenger vehicle machine "
+    "robot job task class classes "
     "lesson course grade test quiz quizzes pound serving meal drink glass glasses"
 )
 _ADJECTIVES = "different distinct possible total us red blue green yellow white black"
@@ -63,7 +73,8 @@ _DOLLARS = frozenset(("$", "dollar", "dollars", "usd", "us dollars"))
 
 
 def one_spelling(word: str) -> str:
-    """A word of a unit without capitals, if these mean nothing: `meters` for `Meters`, but `MW` and `mW`. A liter is `l` and `L`."""
+    """A word of a unit without capitals, if these mean nothing: `meters` for `Meters`, but `MW` and "
+    "`mW`. A liter is `l` and `L`."""
     name, power = _POWER.sub("", word), "".join(_POWER.findall(word))
     if name.lstrip("°") not in _SYMBOLS_OF_SI:
         return word.casefold() if len(name) > 1 and not name.startswith("°") else word

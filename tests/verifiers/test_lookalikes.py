@@ -198,3 +198,52 @@ def test_thoughts_behind_an_answer_that_never_end_leave_none(text: str) -> None:
 )
 def test_a_judge_that_says_two_scores_has_given_none(text: str) -> None:
     assert score_up_to(10)(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$42$? No.",
+        "It is false that it is $42$",
+        "It is false that it is $42$.",
+        "The wrong answer is $42$.",
+        "The incorrect answer is 42.",
+        r"\boxed{42}\%",
+        r"$\boxed{42}$%",
+        r"-\boxed{42}",
+        r"$-\boxed{42}$",
+        r"$x = -\boxed{42}$",
+        r"\boxed{42}^2",
+        r"\boxed{42}!",
+        r"2^{\boxed{42}}^\boxed{42}^2",
+        r"not \boxed{42}",
+        r"It is not $\boxed{42}$.",
+        r"\boxed{42}. Wait, that is wrong. It is $43$.",
+    ],
+)
+def test_an_answer_that_is_denied_or_goes_on_outside_its_box_is_not_paid(text: str) -> None:
+    assert score_response("math", "42", [], text).score == 0
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        ("42", "The answer is **42**."),
+        ("42", "Answer: **42**."),
+        ("42", "The answer is *42*."),
+        ("42", "The answer is `42`."),
+        ("42", 'The answer is "42".'),
+        ("42", "The answer is 42 because 6*7=42."),
+        ("42", "The answer is 42, which is even."),
+        ("-42", r"$-\boxed{42}$"),
+        (r"42\%", r"\boxed{42}\%"),
+        ("42", r"The answer - \boxed{42}"),
+        ("42", "- \\boxed{42} is what I found."),
+        ("42", r"It is not 41. So \boxed{42}."),
+        ("10", r"\boxed{\binom52}"),
+        (r"x\equiv 3\pmod{5}", r"\boxed{x\equiv 3\pmod 5}"),
+        (r"\{2,3\}", r"\boxed{\lbrace 2,3\rbrace}"),
+    ],
+)
+def test_right_answers_in_marks_or_before_a_reason_are_paid(label: str, text: str) -> None:
+    assert score_response("math", label, [], text).score == 1
