@@ -40,7 +40,7 @@ _END_OF_STATEMENT = re.compile(r"\n|I hope it is correct", re.IGNORECASE)
 _NOT = r"(?:not|nor|neither|never|cannot|[a-z]+n['\u2019]t)"
 _OFFERS_MORE = re.compile(rf"\b(?:or|either|perhaps|maybe|unless|but|no|wrong|{_NOT})\b|[0-9$\\]", re.IGNORECASE)
 _UNLESS = re.compile(
-    rf"\b(?:{_NOT}|perhaps|maybe|possibly|if|whether|unless|no|wrong|incorrect|false|untrue|doubt)\b", re.IGNORECASE
+    rf"\b(?:{_NOT}|perhaps|maybe|possibly|if|whether|unless|no|wrong|incorrect|false|doubt)\b", re.IGNORECASE
 )
 """Denies or doubts the statement behind it."""
 _REASON = re.compile(r"[,;]?\s*(?:because|since|as(?! well\b))\b", re.IGNORECASE)
@@ -85,8 +85,10 @@ _BEFORE_BOX = re.compile(
 )
 """A sign or a denial right before a box."""
 _BEHIND_BOX = re.compile(
-    r"(?P<percent>[$ ]*(?:\\[)\]])? *(?:\\?%|\\text\{ *percent *\}|percent\b))|(?: *[+*/^_!]|\\(?:cdot|times|div|pm|pi|sqrt|frac)\b)"
-    r"|(?:[^\n]*\n?){0,3}?[^\n]*\b(?:wait|no|actually|scratch that|(?:is|was) (?:wrong|incorrect|false|not))\b[^\n]{0,200}[0-9$\\]",
+    r"(?P<percent>[$ ]*(?:\\[)\]])? *(?:\\?%|\\text\{ *percent *\}|percent\b))"
+    r"|(?: *[+*/^_!]|\\(?:cdot|times|div|pm|pi|sqrt|frac)\b)"
+    r"|(?:[^\n]*\n?){0,3}?[^\n]*\b(?:wait|no|actually|scratch that|(?:is|was) (?:wrong|incorrect|false|not))"
+    r"\b[^\n]{0,200}[0-9$\\]",
     re.IGNORECASE,
 )
 """A sign right behind a box, or a sentence that takes the box back for something else."""

@@ -35,6 +35,7 @@ from open_instruct.verifiers.math_names import (
     may_stand_before_equals,
     name_of,
 )
+from open_instruct.verifiers.math_order import products_in_order
 from open_instruct.verifiers.math_parts import (
     ANY_ORDER,
     Parts,
@@ -345,7 +346,7 @@ def _is_readable(text: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _same_at_points(left: str, right: str) -> bool:
-    if not (_is_readable(left) and _is_readable(right)):
+    if not (_is_readable(left) and _is_readable(right)) or products_in_order(left) != products_in_order(right):
         return False
     return within(PATIENCE_S, lambda: math_values.same_value(read_expression(left), read_expression(right)))
 

@@ -247,3 +247,18 @@ def test_an_answer_that_is_denied_or_goes_on_outside_its_box_is_not_paid(text: s
 )
 def test_right_answers_in_marks_or_before_a_reason_are_paid(label: str, text: str) -> None:
     assert score_response("math", label, [], text).score == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "answer"),
+    [
+        (r"\vec a\times\vec b", r"\vec b\times\vec a"),
+        (r"\vec a\times\vec b", r"\vec a\cdot\vec b"),
+        (r"\mathbf{A}\mathbf{B}", r"\mathbf{B}\mathbf{A}"),
+        ("P D P^{-1}", "D"),
+        ("a^{-1}ba", "b"),
+    ],
+)
+def test_factors_that_do_not_commute_stay_in_order(label: str, answer: str) -> None:
+    assert score_boxed(label, answer) == score_boxed(answer, label) == 0
+    assert score_boxed(label, label) == 1
