@@ -79,24 +79,18 @@ def math_answer(text: str) -> str | None:
 
 
 _BEFORE_BOX = re.compile(
-    r"(?:(?P<minus>(?<![\w)}\]])-|[$(=] *- *)|(?:[+*/^_]|\\(?:frac|sqrt|cdot|times|div|neq?|not|pm)\{?) *"
-    rf"|\b{_NOT} +(?:\$+|\\[(\[])? *)(?:\\(?:boxed|fbox)[ \t\n]*)\{{\Z",
-    re.IGNORECASE,
+    rf"(?:(?P<minus>(?:\A|[$(=\s])-)|\b{_NOT} +(?:\$+|\\[(\[])? *)(?:\\(?:boxed|fbox)[ \t\n]*)\{{\Z", re.IGNORECASE
 )
-"""A sign or a denial right before a box."""
+"""A minus or a denial right before a box. A dash with a space behind it is no minus: `Answer - \\boxed{42}`."""
 _BEHIND_BOX = re.compile(
-    r"(?P<percent>[$ ]*(?:\\[)\]])? *(?:\\?%|\\text\{ *percent *\}|percent\b))"
-    r"|(?: *[+*/^_!]|\\(?:cdot|times|div|pm|pi|sqrt|frac)\b)"
-    r"|(?:[^\n]*\n?){0,3}?[^\n]*\b(?:wait|no|actually|scratch that|(?:is|was) (?:wrong|incorrect|false|not))"
-    r"\b[^\n]{0,200}[0-9$\\]",
-    re.IGNORECASE,
+    r"(?P<percent>[$ ]*(?:\\[)\]])? *(?:\\?%|\\text\{ *percent *\}|percent\b))|\^\{?[0-9]", re.IGNORECASE
 )
-"""A sign right behind a box, or a sentence that takes the box back for something else."""
+"""A sign of percent or a power right behind a box. `^\\circ` are degrees; what a text says behind a box is not read."""
 
 
 def _with_surroundings(text: str, answer: str) -> str | None:
     """The answer in the last box with a minus or a sign of percent outside of it; None if other signs make it a part of something
-    (`\\boxed{42}^2`), or words deny it (`not \\boxed{42}`, `\\boxed{42}. Wait, it is $43$.`)."""
+    (`\\boxed{42}^2`), or a word denies it (`not \\boxed{42}`)."""
     begin, end = boxed_span(text)
     if begin < 0:
         return answer

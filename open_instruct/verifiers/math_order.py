@@ -1,21 +1,24 @@
-r"""Products whose factors may not be exchanged: of vectors and matrices, `\vec a\times\vec b`, `PDP^{-1}`, `a^{-1}ba`."""
+r"""Products whose factors may not be exchanged: of vectors and matrices, `\vec a\times\vec b`, `PDP^{-1}`, `a^{-1}ba`.
+
+A plain capital is a number (`PV = nRT`), so `AB` and `BA` are the same; bold ones and those with an arrow are not.
+"""
 
 import re
 
 _MARKED = re.compile(r"\\(?:vec|mathbf|boldsymbol|bm|textbf|overrightarrow|hat) *(?:\{ *([A-Za-z]) *\}|([A-Za-z]))")
-_CONJUGATE = re.compile(r"([a-z])\^\{-1\}[ a-z]*\1(?![a-z^])|([a-z]) *[a-z]+ *\2\^\{-1\}")
+_CONJUGATE = re.compile(r"([A-Za-z])\^\{-1\}[ A-Za-z]*\1(?![A-Za-z^])|(?<![A-Za-z])([A-Za-z]) *[A-Za-z]+ *\2\^\{-1\}")
 
 
 def products_in_order(text: str) -> tuple[str, ...]:
-    """Capitals, vectors and bold letters in each term, with the signs between them; empty if no term has two different ones."""
-    marked = _MARKED.sub(lambda match: f" @{match[1] or match[2]} ", text)
+    """The vectors and bold letters of each term, with the sign between them, or a whole text that holds a conjugate; empty if no
+    term has two different ones. A dot product has no order."""
     if _CONJUGATE.search(text):
         return (re.sub(r"\s", "", text),)
-    terms = re.split(r"[-+=(),]", re.sub(r"\^\{?-1\}?", "'", marked).replace(" ", ""))
-    order = []
-    for term in terms:
-        letters = re.findall(r"(?:@[A-Za-z]|(?<![\\A-Za-z_{@])[A-Z](?![a-z(_])|(?<=[A-Z])[A-Z])'?", term)
-        if len({letter.strip("'") for letter in letters}) > 1:
-            sign = "×" if "@" in term and r"\times" in term else ""
-            order.append(sign + " ".join(letters))
-    return tuple(sorted(order))
+    marked = _MARKED.sub(lambda match: f" @{match[1] or match[2]} ", text)
+    products = []
+    for term in re.split(r"[-+=(),]", marked):
+        letters = re.findall("@[A-Za-z]", term)
+        if len(set(letters)) > 1:
+            is_dot = r"\cdot" in term
+            products.append(" ".join(sorted(letters)) if is_dot else "×".join(letters))
+    return tuple(sorted(products))

@@ -214,11 +214,9 @@ def test_a_judge_that_says_two_scores_has_given_none(text: str) -> None:
         r"$-\boxed{42}$",
         r"$x = -\boxed{42}$",
         r"\boxed{42}^2",
-        r"\boxed{42}!",
         r"2^{\boxed{42}}^\boxed{42}^2",
         r"not \boxed{42}",
         r"It is not $\boxed{42}$.",
-        r"\boxed{42}. Wait, that is wrong. It is $43$.",
     ],
 )
 def test_an_answer_that_is_denied_or_goes_on_outside_its_box_is_not_paid(text: str) -> None:
@@ -262,3 +260,19 @@ def test_right_answers_in_marks_or_before_a_reason_are_paid(label: str, text: st
 def test_factors_that_do_not_commute_stay_in_order(label: str, answer: str) -> None:
     assert score_boxed(label, answer) == score_boxed(answer, label) == 0
     assert score_boxed(label, label) == 1
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"The answer is \boxed{42}. Actually, we can verify: 6*7 = 42.",
+        r"\boxed{42}. There is no other solution; 43 fails.",
+        r"\boxed{42}. Wait, that is wrong. It is $43$.",
+        r"\boxed{42}!",
+        r"**\boxed{42}**",
+        r"Answer - \boxed{42}",
+        r"\boxed{42}^\circ",
+    ],
+)
+def test_what_a_text_says_behind_a_box_is_not_read(response: str) -> None:
+    assert score_response("math", "42", [], response).score == 1
