@@ -1,6 +1,6 @@
 r"""Products whose factors may not be exchanged: of vectors and matrices, `\vec a\times\vec b`, `PDP^{-1}`, `a^{-1}ba`.
 
-A plain capital is a number (`PV = nRT`), so `AB` and `BA` are the same; bold ones and those with an arrow are not.
+Of plain capitals nothing is known: they may be numbers (`PV = nRT`), points or matrices, and other rules compare them.
 """
 
 import re
