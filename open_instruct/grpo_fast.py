@@ -27,7 +27,8 @@ if not ((package := find_spec("open_instruct")) and find_spec("ray")):
     raise SystemExit(2)
 if not Path(package.origin or "").samefile(Path(__file__).with_name("__init__.py")):
     print(f"{__file__} would run the code of {Path(package.origin or '').parent}, which", file=sys.stderr)
-    print(f"{sys.executable} has installed. Take the environment of this checkout.", file=sys.stderr)
+    print(f"{sys.executable} has installed. Take the environment of this checkout, or", file=sys.stderr)
+    print(f"set PYTHONPATH={Path(__file__).resolve().parents[1]}.", file=sys.stderr)
     raise SystemExit(2)
 
 from collections.abc import Sequence
