@@ -161,7 +161,7 @@ def _step_of(rows: list[dict[str, Any]]) -> RecordedStep:
     of_group: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         of_group.setdefault((row["prompt_id"], row["attempt"], row["group"], row["outcome"]), []).append(row)
-    samples, learner, groups = [], {}, []
+    samples, learner, groups = [], [], []
     for own in of_group.values():
         group = _group_of(own)
         groups.append(group)
@@ -169,9 +169,10 @@ def _step_of(rows: list[dict[str, Any]]) -> RecordedStep:
             mask = np.array(row["use"], np.uint8) == TRAINED
             if row["learner_logprobs"] is None:
                 continue
-            advantage = row["advantage"]
-            samples.append(TrainingSample(sample.prompt_ids, sample.response_ids, mask, sample.logprobs, advantage))
-            learner[len(samples) - 1] = np.array(row["learner_logprobs"], np.float32)[mask]
+            samples.append(
+                TrainingSample(sample.prompt_ids, sample.response_ids, mask, sample.logprobs, row["advantage"])
+            )
+            learner.append(np.array(row["learner_logprobs"], np.float32)[mask])
     rank_batches = _packed(samples)
     logprobs = [learner[number] for number in _order(rank_batches)]
     return RecordedStep(groups, samples, rank_batches, {"logprobs": np.concatenate(logprobs), "correction": None})

@@ -27,6 +27,7 @@ TINY_MODEL = Path(__file__).parents[1] / "assets" / "tiny_model"
 _ENGINES, _LEARNERS = "shared engines", "shared learners"
 _LONGEST_S = {
     "test_example_runs": 157,
+    "test_cells_of_all_users": 150,
     "test_conversation_runs": 165,
     "test_teacher_runs": 105,
     "test_grpo_fast": 229,

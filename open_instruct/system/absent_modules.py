@@ -1,4 +1,4 @@
-"""Keeps a library from importing what it would use if it were there, and which costs seconds of every start."""
+"""Hides a module from a library that imports it without need: DeepSpeed would import mlflow wherever mlflow is installed."""
 
 import sys
 from collections.abc import Iterator

@@ -94,7 +94,7 @@ def _with_surroundings(text: str, answer: str) -> str | None:
     begin, end = boxed_span(text)
     if begin < 0:
         return answer
-    before, behind = _BEFORE_BOX.search(text[max(begin - 60, 0) : begin]), _BEHIND_BOX.match(text[end + 1 : end + 601])
+    before, behind = _BEFORE_BOX.search(text[max(begin - 60, 0) : begin]), _BEHIND_BOX.match(text, end + 1)
     if before and (before["minus"] is None or not answer.replace(".", "").isdecimal()):
         return None
     if behind and behind["percent"] is None:

@@ -14,7 +14,7 @@ _SYMBOLS_OF_SI = frozenset(prefix + symbol for prefix in _PREFIXES for symbol in
 """Of these the case counts: a megawatt is no milliwatt."""
 _OTHER_SYMBOLS = (
     "ft yd mi lb lbs oz pt qt gal min mins sec secs hr hrs mph kph kmh fps rpm in h d yr yrs deg psi atm "
-    "amu au btu bps usd us "
+    "amu au btu usd us "
     "eur gbp kcal kwh mmhg am pm a.m p.m"
 )
 _NAMES = (
